@@ -6,7 +6,6 @@
 package ledger
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -24,6 +23,7 @@ import (
 	"k8s.io/client-go/util/retry"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	strictjson "sigs.k8s.io/json"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
 )
@@ -233,24 +233,13 @@ func (a Account) raise(signerName string, notAfter time.Time) bool {
 func accountIn(data map[string]string, keyID string) (Account, error) {
 	account, err := Account{Signers: map[string]time.Time{}}, ErrNoAccount
 	if text, found := data[keyID]; found {
-		err = strictly(text, &account)
+		strict, wrong := strictjson.UnmarshalStrict([]byte(text), &account)
+		err = errors.Join(append(strict, wrong)...)
 	}
 	if err != nil {
 		return Account{}, fmt.Errorf("read the account of key %s: %w", keyID, err)
 	}
 	return account, nil
-}
-
-func strictly(text string, into any) error {
-	decoder := json.NewDecoder(bytes.NewReader([]byte(text)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(into); err != nil {
-		return err
-	}
-	if decoder.More() {
-		return errors.New("unexpected data after the JSON object")
-	}
-	return nil
 }
 
 func encode(data map[string]string, key string, value any) error {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	strictjson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -118,10 +119,15 @@ func removed(data []byte) (errs []error) {
 // parse overrides c by the fields in data.
 func (c *Configuration) parse(data []byte) error {
 	c.APIVersion, c.Kind = "", ""
-	// encoding/json decodes a list into existing elements. The first source would then have the fields of two sources.
+	// JSON decodes a list into existing elements. The first source would then have the fields of two sources.
 	sources := c.Approval.Inventory.Sources
 	c.Approval.Inventory.Sources = nil
-	if err := yaml.UnmarshalStrict(data, c); err != nil {
+	text, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return err
+	}
+	strict, err := strictjson.UnmarshalStrict(text, c)
+	if err = errors.Join(append(strict, err)...); err != nil {
 		return err
 	}
 	if c.Approval.Inventory.Sources == nil {

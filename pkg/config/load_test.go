@@ -242,10 +242,13 @@ func TestBadFlagsAndFiles(t *testing.T) {
 
 		"empty file":    {file: "\n", want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "" and ""`}},
 		"wrong version": {file: strings.Replace(header, "v1alpha1", "v1", 1), want: []string{`--config: FILE: want apiVersion config.csr-controller-manager.io/v1alpha1 and kind ControllerManagerConfiguration, found "config.csr-controller-manager.io/v1" and "ControllerManagerConfiguration"`}},
-		"unknown field": {body: "signing: {secrets: a/b}\n", want: []string{`--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "secrets"`}},
-		"field twice":   {body: "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: error converting YAML to JSON: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
+		"unknown field": {body: "signing: {secrets: a/b}\n", want: []string{`--config: FILE: unknown field "signing.secrets"`}},
+		"two of them":   {body: "Verbosity: 1\nsigning: {secrets: a/b}\n", want: []string{`--config: FILE: unknown field "Verbosity"`, `unknown field "signing.secrets"`}},
+		"not a text":    {body: "approval: {nodeClient: {clusterName: 1.10}}\n", want: []string{"--config: FILE: json: cannot unmarshal number into Go struct field NodeClient.approval.nodeClient.clusterName of type string"}},
+		"no unit":       {body: "cleaning: {retention: {pending: 5}}\n", want: []string{"--config: FILE: json: cannot unmarshal number into Go struct field Retention.cleaning.retention.pending of type string"}},
+		"field twice":   {body: "verbosity: 1\nverbosity: 2\n", want: []string{"--config: FILE: yaml: unmarshal errors:\n  line 4: key \"verbosity\" already set in map"}},
 		"unknown flag":  {args: []string{ca, "--nonsense", "--kube-api-burst=0"}, want: []string{"unknown flag: --nonsense"}},
-		"a text":        {file: "hello\n", want: []string{"--config: FILE: error unmarshaling JSON: while decoding JSON: json: cannot unmarshal string into Go value of type config.Configuration"}},
+		"a text":        {file: "hello\n", want: []string{"--config: FILE: json: cannot unmarshal string into Go value of type config.Configuration"}},
 		"no such file":  {args: []string{"--config=testdata/none.yaml"}, want: []string{"--config: open testdata/none.yaml: no such file or directory"}},
 		"a folder":      {args: []string{"--config=."}, want: []string{"--config: read .: is a directory"}},
 	})
@@ -435,8 +438,8 @@ func TestRemovedFieldsSayWhatToDoInstead(t *testing.T) {
 	)
 	check(t, map[string]loaded{
 		"several, one without a value": file("signing: {secret: ns/ca, apiServers: }\ncleaning: {supersededAfter: 30m}\n", "--config: FILE: "+superseded+"\n"+apiServers),
-		"the same name at the top":     file("supersededAfter: 30m\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "supersededAfter"`),
-		"a section without any value":  file("cleaning:\nunknown: 1\n"+secret, `--config: FILE: error unmarshaling JSON: while decoding JSON: json: unknown field "unknown"`),
+		"the same name at the top":     file("supersededAfter: 30m\n"+secret, `--config: FILE: unknown field "supersededAfter"`),
+		"a section without any value":  file("cleaning:\nunknown: 1\n"+secret, `--config: FILE: unknown field "unknown"`),
 	})
 }
 
@@ -499,7 +502,7 @@ func TestApprovalRuleMistakes(t *testing.T) {
 	check(t, map[string]loaded{
 		"presets": of(`rules: [{name: a, signerName: example.com/a, preset: serviceNames, clusterDomain: lab},
     {name: b, signerName: example.com/a, preset: spiffe, trustDomain: a.b}, {name: c, signerName: kubernetes.io/kube-apiserver-client, preset: ownIdentity, expiryExtra: a/b}],
-  tests: [{request: x, accepts: [a]}, {request: y}]`),
+  tests: [{request: x, accepts: [a]}, {request: "y"}]`),
 		"conditions": of("rules: [{name: a, signerName: example.com/a, " + full + ", allowWildcards: true, conditions: [{expression: 'true', message: m}]}]"),
 		"every mistake": of("rules: [{name: a, signerName: a, "+full+", conditions: [{expression: 'request.nmes == []'}]}, {name: a, signerName: example.com/a, preset: x}], tests: [{accepts: [b]}]",
 			`approval.rules[a].signerName: Invalid value: "a": want domain/name, such as example.com/client`,
