@@ -6,7 +6,6 @@ import (
 	"debug/elf"
 	"errors"
 	"fmt"
-	"go/version"
 	"io"
 	"os"
 	"os/exec"
@@ -286,22 +285,18 @@ func TestWrongValues(t *testing.T) {
 	}
 }
 
-// TestDockerfile checks, since no container engine is available to build it, that the builder is pinned and new enough, and that the image is the image of make image.
+// TestDockerfile checks, since no container engine is available to build it, that the builder is pinned and may fetch the toolchain of go.mod, and
+// that the image is the image of make image.
 func TestDockerfile(t *testing.T) {
 	t.Parallel()
 	text := read(t, filepath.Join(root, "Dockerfile"))
-	builder := regexp.MustCompile(`(?m)^FROM --platform=\$BUILDPLATFORM docker\.io/library/golang:([0-9.]+)\S*@sha256:[0-9a-f]{64} AS build$`).FindStringSubmatch(text)
-	module := regexp.MustCompile(`(?m)^go ([0-9.]+)$`).FindStringSubmatch(read(t, filepath.Join(root, "go.mod")))
-	if builder == nil || module == nil {
-		t.Fatalf("builder %q, go.mod %q", builder, module)
-	}
-	if version.Compare("go"+builder[1], "go"+module[1]) < 0 {
-		t.Errorf("the builder has Go %s, go.mod wants %s", builder[1], module[1])
+	if !regexp.MustCompile(`(?m)^FROM --platform=\$BUILDPLATFORM docker\.io/library/golang:[0-9.]+\S*@sha256:[0-9a-f]{64} AS build$`).MatchString(text) {
+		t.Error("the builder is not pinned")
 	}
 	if strings.Count(text, "\nFROM ") != 2 || !strings.Contains(text, "\nFROM scratch\n") {
 		t.Error("there is a stage beside the builder and the empty image")
 	}
-	for _, line := range []string{"USER " + user, `ENTRYPOINT ["/` + name + `"]`} {
+	for _, line := range []string{"ENV GOTOOLCHAIN=auto", "USER " + user, `ENTRYPOINT ["/` + name + `"]`} {
 		if !strings.Contains(text, "\n"+line+"\n") {
 			t.Errorf("no line %s", line)
 		}

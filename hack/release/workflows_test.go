@@ -73,8 +73,41 @@ func TestActionsArePinned(t *testing.T) {
 	}
 }
 
-// TestSteps wants the toolchain of go.mod in the workflows, because another version of Go builds other bytes. It wants no token in a checkout, and no expression in a script: a script gets each value from the
-// environment, where a shell does not run it. No workflow runs code of a pull request with rights. A target of make that runs as root needs
+// TestScriptsNameTheToolchain wants each script that calls go to set GOTOOLCHAIN before, and each control plane to name its own.
+func TestScriptsNameTheToolchain(t *testing.T) {
+	t.Parallel()
+	sets := regexp.MustCompile(`(?m)^\. (hack/go\.env|"\$here/\.\./go\.env"|hack/release/lib\.sh)$`)
+	calls := regexp.MustCompile(`(?m)^([^#\n]*[ (&|;])?go (build|doc|env|get|list|mod|run|test|tool|version|vet)\b`)
+	expect.True(t, sets.MatchString(expect.File(t, "lib.sh")), "lib.sh does not source hack/go.env")
+	found := 0
+	for path, text := range files(t, "../../.ci/*", "../*.sh", "../*/*.sh") {
+		if first := calls.FindStringIndex(text); first != nil {
+			found++
+			expect.True(t, sets.MatchString(text[:first[0]]), "%s calls go before it sources hack/go.env", path)
+		}
+	}
+	expect.True(t, found >= 10, "only %d scripts call go: correct the search", found)
+	for path, text := range files(t, "../../go.mod", "../controlplane/go*.mod") {
+		expect.True(t, regexp.MustCompile(`(?m)^toolchain go1\.\d+\.\d+$`).MatchString(text), "%s names no toolchain", path)
+	}
+}
+
+// files returns the text of each file that one of patterns matches.
+func files(t *testing.T, patterns ...string) map[string]string {
+	t.Helper()
+	texts := map[string]string{}
+	for _, pattern := range patterns {
+		paths, err := filepath.Glob(pattern)
+		expect.True(t, err == nil && len(paths) > 0, "%s matches %q, error %v", pattern, paths, err)
+		for _, path := range paths {
+			texts[path] = expect.File(t, path)
+		}
+	}
+	return texts
+}
+
+// TestSteps wants the toolchain of go.mod in the workflows, because another version of Go builds other bytes. It wants no token in a
+// checkout, and no expression in a script: a script gets each value from the environment, where a shell does not run it. No workflow runs code of a pull request with rights. A target of make that runs as root needs
 // .ci/packages before: without gcc, tests run without the race detector. .ci/run installs the packages itself.
 func TestSteps(t *testing.T) {
 	t.Parallel()
