@@ -60,8 +60,8 @@ func runBy(api *fake.Clientset, user string) {
 func TestMovePlan(t *testing.T) {
 	const controlPlane = "node-role.kubernetes.io/control-plane="
 	nodes := []runtime.Object{
-		movableNode("control", "v1.37.1", controlPlane), movableNode("b", "v1.37.1", "rack=1"), movableNode("a", "v1.37.1"), movableNode("new", "v1.37.1"), movableNode("down", "v1.37.1"),
-		movableNode("win", "v1.37.1", "kubernetes.io/os=windows"), movableNode("k3s", "v1.37.1+k3s1"), movableNode("rke2", "v1.37.1+rke2r1"), movableNode("k0s", "v1.37.1+k0s"),
+		movableNode("control", "v1.37.2", controlPlane), movableNode("b", "v1.37.2", "rack=1"), movableNode("a", "v1.37.2"), movableNode("new", "v1.37.2"), movableNode("down", "v1.37.2"),
+		movableNode("win", "v1.37.2", "kubernetes.io/os=windows"), movableNode("k3s", "v1.37.2+k3s1"), movableNode("rke2", "v1.37.2+rke2r1"), movableNode("k0s", "v1.37.2+k0s"),
 		movedNodes(t, candidate().KeyID), managerPod("manager", "ReplicaSet", digestOf("ours")), managerPod("forged", "Node", digestOf("his")),
 	}
 	for name, test := range map[string]struct {
@@ -108,7 +108,7 @@ func TestMovePlan(t *testing.T) {
 
 // TestMoveManifest checks that the Pod has what it needs and no more, and that no name of a user can change the policy.
 func TestMoveManifest(t *testing.T) {
-	c, api := clusterOf(t, []runtime.Object{movableNode("a", "v1.37.1")}, authorityPrepared())
+	c, api := clusterOf(t, []runtime.Object{movableNode("a", "v1.37.2")}, authorityPrepared())
 	const hostile = "mallory\" || true #\n  - x: $IMAGE"
 	runBy(api, hostile)
 	text, _, err := execute(t, c, "", "rotation", "move-nodes", "--dry-run", "--image="+digestOf("mine"))
