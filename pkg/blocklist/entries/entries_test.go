@@ -49,7 +49,7 @@ func TestParseConfigMap(t *testing.T) {
 	expect.Equal(t, "read", fmt.Sprint(sets.List(read.Nodes), sets.List(read.Users)), "[a] []")
 }
 
-// TestDigest checks that the digest depends on what is blocked only.
+// TestDigest checks that the digest depends on what is blocked only, also where programs were built with other versions of Go.
 func TestDigest(t *testing.T) {
 	digest := func(nodes, users string) string {
 		read, _, err := Parse(map[string]string{"nodes": nodes, "users": users})
@@ -57,6 +57,8 @@ func TestDigest(t *testing.T) {
 		return read.Digest()
 	}
 	expect.Equal(t, "order and comments", digest("b\nA # x", "u"), digest("a\n\nb", "u"))
+	expect.Equal(t, "what JSON escapes", digest("a", `"<&>"`+"\n"+`"\u0001\u007f"`+"\n\"\u2028\"\né\U0001f511"),
+		"a85d1bcae974c6545a7dbbfe61d1300c4b401beb3ef1b2a80a255b4306cd47e9") // by Go 1.26
 	for _, other := range []string{digest("a\nb", ""), digest("a", "b"), digest("a", "")} {
 		if other == digest("a\nb", "u") || other == digest("", "a\nb") {
 			t.Errorf("another list has the digest %s", other)
