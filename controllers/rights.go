@@ -255,6 +255,7 @@ func (r rights) signer(c *config.Configuration) {
 	for _, name := range []string{trust.ExtensionName, rootCA} {
 		r.by("trust in its CAs").optional().add("", "configmaps", trust.ExtensionNamespace, name, "get")
 	}
+	r.by("trust in its CAs").optional().add(certificatesv1.GroupName, "clustertrustbundles", "", "", "list")
 }
 
 func (r rights) cleaner(c *config.Configuration) {

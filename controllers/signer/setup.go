@@ -28,6 +28,7 @@ import (
 
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests,verbs=get;list;watch
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=certificatesigningrequests/status,verbs=update
+// +kubebuilder:rbac:groups=certificates.k8s.io,resources=clustertrustbundles,verbs=list
 // +kubebuilder:rbac:groups=certificates.k8s.io,resources=signers,resourceNames=kubernetes.io/kube-apiserver-client;kubernetes.io/kube-apiserver-client-kubelet;kubernetes.io/kubelet-serving,verbs=sign
 // +kubebuilder:rbac:groups=events.k8s.io,resources=events,namespace=default,verbs=create;patch
 

@@ -12,7 +12,10 @@ import (
 	"strings"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
@@ -37,6 +40,9 @@ const (
 	// Each namespace has this ConfigMap, with the CAs that clients in the cluster trust for API servers.
 	rootsName = "kube-root-ca.crt"
 	rootsKey  = "ca.crt"
+	// Pods that mount the ClusterTrustBundles of this signer trust the CAs in all of them for API servers
+	// (k8s.io/kubernetes/pkg/controller/certificates/clustertrustbundlepublisher).
+	rootsSigner = "kubernetes.io/kube-apiserver-serving"
 )
 
 // cause is why strict rules apply to a custom signer.
@@ -146,8 +152,8 @@ type published struct {
 	noRoots                   bool // nothing publishes kube-root-ca.crt
 }
 
-// readPublished reads the ConfigMaps with the CAs that a cluster trusts. If nothing publishes kube-root-ca.crt, as in
-// envtest, no client uses it.
+// readPublished reads the ConfigMaps and ClusterTrustBundles with the CAs that a cluster trusts. If nothing publishes
+// kube-root-ca.crt, as in envtest, no client uses it.
 func readPublished(ctx context.Context, reader client.Reader) (published, error) {
 	authentication, err := readConfigMap(ctx, reader, trust.ExtensionName)
 	if err != nil {
@@ -158,10 +164,11 @@ func readPublished(ctx context.Context, reader client.Reader) (published, error)
 		return published{}, err
 	}
 	p := published{noRoots: err != nil}
-	var errs [3]error
+	var errs [4]error
 	p.clients, errs[0] = trust.Certificates(authentication, trust.ExtensionKey)
 	p.proxies, errs[1] = trust.Certificates(authentication, frontProxyCAs)
 	p.servers, errs[2] = trust.Certificates(roots, rootsKey)
+	errs[3] = p.addBundles(ctx, reader)
 	if err := errors.Join(errs[:]...); err != nil {
 		return published{}, err
 	}
@@ -171,6 +178,24 @@ func readPublished(ctx context.Context, reader client.Reader) (published, error)
 		}
 	}
 	return p, nil
+}
+
+// addBundles adds the CAs in the ClusterTrustBundles of rootsSigner to p.servers. An API server that does not serve
+// certificates.k8s.io/v1 of them (older than Kubernetes 1.37) has none.
+func (p *published) addBundles(ctx context.Context, reader client.Reader) error {
+	bundles := &certificatesv1.ClusterTrustBundleList{}
+	err := call.List(ctx, reader, bundles, client.MatchingFields{"spec.signerName": rootsSigner})
+	if err != nil && !meta.IsNoMatchError(err) && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("list ClusterTrustBundles of %s: %w", rootsSigner, err)
+	}
+	for _, bundle := range bundles.Items {
+		certs, err := ca.ParseCertificates([]byte(bundle.Spec.TrustBundle))
+		if err != nil {
+			return fmt.Errorf("ClusterTrustBundle %s: %w", bundle.Name, err)
+		}
+		p.servers = append(p.servers, certs...)
+	}
+	return nil
 }
 
 // readConfigMap reads a ConfigMap in kube-system. It is empty if the error says that there is none.

@@ -10,7 +10,7 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
+	"fmt"
 	"math/big"
 	"strings"
 	"sync/atomic"
@@ -18,8 +18,10 @@ import (
 	"testing/synctest"
 	"time"
 
+	certificatesv1 "k8s.io/api/certificates/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -125,8 +127,12 @@ func (l *link) load(certs string) *ca.Authority {
 	return must(ca.Load([]byte(certs), key, nil))
 }
 
-// configMaps answers reads of the ConfigMaps in kube-system. An error in their place fails the read.
+// configMaps answers reads of the ConfigMaps in kube-system, and lists of the ClusterTrustBundles of rootsSigner, which are at
+// bundleList. An error in their place fails the read.
 type configMaps map[string]any
+
+// bundleList is where configMaps has ClusterTrustBundles, as a []string of their certificates. None are served if it is missing.
+const bundleList = "clustertrustbundles"
 
 func (m configMaps) Get(_ context.Context, key client.ObjectKey, obj client.Object, _ ...client.GetOption) error {
 	switch found := m[key.Name].(type) {
@@ -140,8 +146,27 @@ func (m configMaps) Get(_ context.Context, key client.ObjectKey, obj client.Obje
 	}
 }
 
-func (configMaps) List(context.Context, client.ObjectList, ...client.ListOption) error {
-	return errors.New("list")
+func (m configMaps) List(_ context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	switch found := m[bundleList].(type) {
+	case []string:
+		for _, opt := range opts {
+			if of, ok := opt.(client.MatchingFields); !ok || of["spec.signerName"] != "kubernetes.io/kube-apiserver-serving" {
+				return fmt.Errorf("list with %v", opts)
+			}
+		}
+		for _, certs := range found {
+			bundle := certificatesv1.ClusterTrustBundle{
+				ObjectMeta: metav1.ObjectMeta{Name: "kubernetes.io:kube-apiserver-serving:a"},
+				Spec:       certificatesv1.ClusterTrustBundleSpec{TrustBundle: certs},
+			}
+			list.(*certificatesv1.ClusterTrustBundleList).Items = append(list.(*certificatesv1.ClusterTrustBundleList).Items, bundle)
+		}
+		return nil
+	case error:
+		return found
+	default:
+		return &meta.NoKindMatchError{}
+	}
 }
 
 const (
@@ -170,6 +195,9 @@ func TestTrustIn(t *testing.T) {
 	servers := configMaps{authentication: map[string]string{}, rootCAs: map[string]string{"ca.crt": trusted.pem}}
 	everywhere := clients(trusted.pem)
 	everywhere[rootCAs] = servers[rootCAs]
+	bundled := func(bundles any) configMaps {
+		return configMaps{authentication: map[string]string{}, bundleList: bundles}
+	}
 	copied, own, alone := trusted.load(trusted.pem), other.load(other.pem), other.load(two.pem)
 	negative := bytes.Replace(newLink("negative").cert.Raw, []byte{2, 1, 7}, []byte{2, 1, 0xff}, 1)
 	unread := other.load(other.pem + string(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: negative})))
@@ -190,6 +218,11 @@ func TestTrustIn(t *testing.T) {
 		"a trusted CA that has expired":       {other.load(below.pem), clients(expired.pem), trustedForClients, noCause, ""},
 		"a CA for API servers":                {copied, servers, trustedForServers, noCause, ""},
 		"an intermediate for API servers":     {other.load(below.pem), servers, trustedForServers, noCause, ""},
+		"a CA in a ClusterTrustBundle":        {copied, bundled([]string{stranger.pem, stranger.pem + trusted.pem}), trustedForServers, noCause, ""},
+		"below a CA in a ClusterTrustBundle":  {other.load(below.pem), bundled([]string{trusted.pem}), trustedForServers, noCause, ""},
+		"other CAs in ClusterTrustBundles":    {own, bundled([]string{trusted.pem, stranger.pem}), noCause, noCause, ""},
+		"no ClusterTrustBundle":               {own, bundled([]string{}), noCause, noCause, ""},
+		"the API server serves them no more":  {own, bundled(apierrors.NewNotFound(schema.GroupResource{}, "")), noCause, noCause, ""},
 		"an intermediate of two":              {other.load(two.pem + middleBelow.pem), clients(trusted.pem), trustedForClients, noCause, ""},
 		"its trusted parent was left out":     {alone, clients(trusted.pem), mayBeTrusted, noCause, ""},
 		"below a root that nothing trusts":    {other.load(two.pem + middleBelow.pem + trusted.pem), clients(stranger.pem), noCause, noCause, ""},
@@ -211,12 +244,14 @@ func TestTrustIn(t *testing.T) {
 	broken := "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"
 	const in = " of ConfigMap kube-system/extension-apiserver-authentication: "
 	for want, found := range map[string]configMaps{
-		`configmaps "extension-apiserver-authentication" not found`:           {rootCAs: map[string]string{}},
-		"read ConfigMap kube-system/extension-apiserver-authentication: down": {authentication: errDown, rootCAs: map[string]string{}},
-		"read ConfigMap kube-system/kube-root-ca.crt: down":                   {authentication: map[string]string{}, rootCAs: errDown},
-		"client-ca-file" + in + "it holds no certificate":                     clients("nonsense"),
-		"requestheader-client-ca-file" + in + "parse certificate 1":           proxies(broken, ""),
-		"requestheader-allowed-names" + in:                                    proxies(trusted.pem, "a"),
+		`configmaps "extension-apiserver-authentication" not found`:                      {rootCAs: map[string]string{}},
+		"read ConfigMap kube-system/extension-apiserver-authentication: down":            {authentication: errDown, rootCAs: map[string]string{}},
+		"read ConfigMap kube-system/kube-root-ca.crt: down":                              {authentication: map[string]string{}, rootCAs: errDown},
+		"client-ca-file" + in + "it holds no certificate":                                clients("nonsense"),
+		"requestheader-client-ca-file" + in + "parse certificate 1":                      proxies(broken, ""),
+		"requestheader-allowed-names" + in:                                               proxies(trusted.pem, "a"),
+		"list ClusterTrustBundles of kubernetes.io/kube-apiserver-serving: down":         bundled(errDown),
+		"ClusterTrustBundle kubernetes.io:kube-apiserver-serving:a: parse certificate 1": bundled([]string{broken}),
 	} {
 		if _, err := readPublished(t.Context(), found); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)

@@ -279,6 +279,17 @@ func rightVersion(config *rest.Config) error {
 	return OrError(version.GitVersion == "v"+want, "the control plane is %s, want v%s", version.GitVersion, want)
 }
 
+// BundlesByDefault returns the version of ClusterTrustBundle that the API server serves by default: v1 since Kubernetes
+// 1.37.
+func BundlesByDefault(t testing.TB) string {
+	t.Helper()
+	server := Must(kubernetes.NewForConfigOrDie(ControlPlane(t).Config).ServerVersion())(t)
+	if Must(strconv.Atoi(strings.TrimRight(server.Minor, "+")))(t) < 37 {
+		return ""
+	}
+	return "v1"
+}
+
 // many are the kinds of which a test may leave many, and a clean control plane has none.
 var many = sets.New("certificatesigningrequests", "events", "leases", "nodes")
 

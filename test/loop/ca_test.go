@@ -332,6 +332,43 @@ func TestCustomSignerMakesNoFrontProxy(t *testing.T) {
 	kit.Reaches(t, askHook(t, hookSigner, plain, "", "client auth"), csr.Issued) // the API server does not trust it
 }
 
+// TestCustomSignerMakesNoAPIServer has custom signers on a CA that only a ClusterTrustBundle of
+// kubernetes.io/kube-apiserver-serving holds, as kube-controller-manager publishes it, and below it. Pods that mount the bundles
+// of that signer trust the CA for API servers. An API server older than Kubernetes 1.37 serves no such bundle, so no Pod mounts
+// one, and the rules are not strict.
+func TestCustomSignerMakesNoAPIServer(t *testing.T) {
+	kit.Parallel(t)
+	servers := kit.IssueCA(t, "servers", kit.NewKey(t), nil, 48*time.Hour)
+	below, own := kit.IssueCA(t, "below", kit.NewKey(t), servers, 24*time.Hour), kit.NewCA(t)
+	served := kit.BundlesByDefault(t) != ""
+	for signerName, root := range map[string][]byte{"kubernetes.io/kube-apiserver-serving": servers.PEM(), "example.com/other": own.CertPEM} {
+		if served {
+			kit.Create(t, kit.Admin(t), &certificatesv1.ClusterTrustBundle{
+				ObjectMeta: metav1.ObjectMeta{Name: trust.BundleName(signerName, "0123456789abcdef01234567")},
+				Spec:       certificatesv1.ClusterTrustBundleSpec{SignerName: signerName, TrustBundle: string(root)},
+			})
+		}
+	}
+	hooks := map[string]signer.Signer{
+		"example.com/servers":       hook(t, servers.PEM(), servers.KeyPEM(t)),
+		"example.com/servers-below": hook(t, slices.Concat(below.PEM(), servers.PEM()), below.KeyPEM(t)),
+		"example.com/not-servers":   hook(t, own.CertPEM, own.KeyPEM),
+	}
+	kit.MaySign(t, kit.SignerAccount, slices.Collect(maps.Keys(hooks))...)
+	kit.StartLoop(t, withHooks(hooks), "signer")
+	for name := range hooks {
+		administrator := askHook(t, name, kubeadmAdmin, "", "client auth")
+		if name == "example.com/not-servers" || !served {
+			kit.Reaches(t, administrator, csr.Issued)
+			continue
+		}
+		because := "clients trust the CA of signer " + name + " for API servers"
+		failsAs(t, administrator, "SubjectNotPermitted", because)
+		failsAs(t, askHook(t, name, plain, ""), "UsagesNotPermitted", because)
+		kit.Reaches(t, askHook(t, name, plain, "hook.default.svc", "server auth"), csr.Issued)
+	}
+}
+
 // asRemoteUser reads the Secrets of the cluster with pair, as an administrator in headers, and returns the status.
 func asRemoteUser(t *testing.T, pair tls.Certificate) int {
 	t.Helper()

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -168,24 +167,11 @@ func TestPublishConcurrently(t *testing.T) {
 	}
 }
 
-// bundlesByDefault returns the version of ClusterTrustBundle that the API server serves by default: v1 since
-// Kubernetes 1.37.
-func bundlesByDefault(t *testing.T) string {
-	t.Helper()
-	client := kit.Must(discovery.NewDiscoveryClientForConfig(kit.ControlPlane(t).Config))(t)
-	server, err := client.ServerVersion()
-	kit.NoError(t, err)
-	if minor, err := strconv.Atoi(strings.TrimRight(server.Minor, "+")); err != nil || minor < 37 {
-		return ""
-	}
-	return "v1"
-}
-
 // TestClusterTrustBundles publishes on an API server with its default configuration, for one of Kubernetes' signers and for
 // a custom signer. The problems name the rights that are missing.
 func TestClusterTrustBundles(t *testing.T) {
 	kit.Parallel(t)
-	p, version := publisher(t, kit.TokenConfig(t, "stranger")), bundlesByDefault(t)
+	p, version := publisher(t, kit.TokenConfig(t, "stranger")), kit.BundlesByDefault(t)
 	const first, second = "kubernetes.io:kube-apiserver-client:csr-signer", "example.com:client:csr-signer"
 	wanted := publish.Wanted{Bundle: kit.NewCA(t).CertPEM, Suffix: "csr-signer", Signers: []string{userSigner, "example.com/client"}}
 	if version == "" {
