@@ -309,7 +309,8 @@ func (a *Authority) Given() []*x509.Certificate { return slices.Clone(a.given) }
 func (a *Authority) Unread() bool { return a.unread }
 
 // parsePrivateKey returns the first private key in data: PKCS#1 (RFC 8017), SEC 1 (RFC 5915) or PKCS#8 (RFC 5958).
-// Other blocks, such as EC PARAMETERS or certificates, may come before it. Errors never contain bytes of the key.
+// Other blocks, such as EC PARAMETERS or certificates, may come before it. Of an ML-DSA key it reads the seed alone (RFC 9881
+// section 6), as crypto/x509 does. Errors never contain bytes of the key.
 func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	for {
 		var block *pem.Block
@@ -323,8 +324,14 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 		if strings.HasPrefix(block.Type, "ENCRYPTED") || block.Headers["DEK-Info"] != "" {
 			return nil, errors.New("the private key is encrypted: store it without a passphrase")
 		}
-		key := parseKeyBlock(block.Bytes)
-		if key == nil {
+		key, why := parseKeyBlock(block.Bytes)
+		switch text := fmt.Sprint(why); {
+		case strings.Contains(text, "mldsa: unavailable"):
+			return nil, fmt.Errorf("the private key can't be read: %w", why)
+		case strings.Contains(text, "ML-DSA"):
+			return nil, errors.New("the private key can't be read: of an ML-DSA key, crypto/x509 reads the seed alone: convert it with " +
+				`"openssl pkey -provparam ml-dsa.output_formats=seed-only", or make another key if it holds no seed`)
+		case why != nil:
 			return nil, fmt.Errorf("PEM block of type %s holds no private key in PKCS#1, PKCS#8 or SEC 1", block.Type)
 		}
 		signer, ok := key.(crypto.Signer)
@@ -335,16 +342,16 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	}
 }
 
-// parseKeyBlock tries every encoding, because the block's label is often wrong. It returns nil if none fits.
-func parseKeyBlock(der []byte) any {
-	if key, err := x509.ParsePKCS8PrivateKey(der); err == nil {
-		return key
+// parseKeyBlock tries every encoding, because the block's label is often wrong. The error is that of PKCS#8.
+func parseKeyBlock(der []byte) (key any, err error) {
+	if key, err = x509.ParsePKCS8PrivateKey(der); err == nil {
+		return key, nil
 	}
 	if key, err := x509.ParsePKCS1PrivateKey(der); err == nil {
-		return key
+		return key, nil
 	}
 	if key, err := x509.ParseECPrivateKey(der); err == nil {
-		return key
+		return key, nil
 	}
-	return nil
+	return nil, err
 }

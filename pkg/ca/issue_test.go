@@ -6,6 +6,8 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/fips140"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/sha512"
@@ -39,6 +41,7 @@ var now = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
 // targets mean the same in each run. They protect nothing.
 var keys = map[string]func() crypto.Signer{
 	"RSA-2048": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 2048)) }),
+	"RSA-3072": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 3072)) }),
 	"RSA-1024": sync.OnceValue(func() crypto.Signer { return must(rsa.GenerateKey(rand.Reader, 1024)) }),
 	"P-224":    func() crypto.Signer { return fixedKey("P-224", elliptic.P224()) },
 	"P-256":    func() crypto.Signer { return fixedKey("P-256", elliptic.P256()) },
@@ -47,6 +50,30 @@ var keys = map[string]func() crypto.Signer{
 	"Ed25519":  func() crypto.Signer { return ed25519.NewKeyFromSeed(bytes.Repeat([]byte{1}, ed25519.SeedSize)) },
 	"leaf":     func() crypto.Signer { return fixedKey("leaf", elliptic.P256()) },
 	"third":    func() crypto.Signer { return fixedKey("third", elliptic.P256()) },
+	// Without ML-DSA in the cryptographic module, these panic.
+	"ML-DSA-44": func() crypto.Signer {
+		return must(mldsa.NewPrivateKey(mldsa.MLDSA44(), make([]byte, mldsa.PrivateKeySize)))
+	},
+	"ML-DSA-65": func() crypto.Signer {
+		return must(mldsa.NewPrivateKey(mldsa.MLDSA65(), make([]byte, mldsa.PrivateKeySize)))
+	},
+	"ML-DSA-87": func() crypto.Signer {
+		return must(mldsa.NewPrivateKey(mldsa.MLDSA87(), make([]byte, mldsa.PrivateKeySize)))
+	},
+}
+
+// noMLDSA reports whether this is a build with the FIPS 140-3 module v1.0.0, which has no ML-DSA. The others have it.
+var noMLDSA = fips140.Version() == "v1.0.0"
+
+// unavailable is the error of crypto/mldsa with that module.
+const unavailable = "mldsa: unavailable in FIPS 140-3 Go Cryptographic Module v1.0.0"
+
+// withMLDSA returns kinds and, if the cryptographic module has them, those of ML-DSA.
+func withMLDSA(kinds ...string) []string {
+	if noMLDSA {
+		return kinds
+	}
+	return append(kinds, "ML-DSA-44", "ML-DSA-65", "ML-DSA-87")
 }
 
 func fixedKey(name string, curve elliptic.Curve) *ecdsa.PrivateKey {
@@ -174,7 +201,7 @@ func fullRequest() ca.Request {
 
 // TestIssueWithEveryKindOfKey checks that each kind of CA issues for each kind of key.
 func TestIssueWithEveryKindOfKey(t *testing.T) {
-	kinds := []string{"RSA-2048", "P-256", "P-384", "P-521", "Ed25519"}
+	kinds := withMLDSA("RSA-2048", "P-256", "P-384", "P-521", "Ed25519")
 	for _, caKind := range kinds {
 		signing := authority(caKind)
 		for _, leafKind := range kinds {
@@ -186,6 +213,9 @@ func TestIssueWithEveryKindOfKey(t *testing.T) {
 				t.Errorf("%s by %s: serial %s, certificate has %s, error %v", leafKind, caKind, issued.Serial, cert.SerialNumber, err)
 			}
 			checkInvariants(t, cert, req.PublicKey, signing.NotAfter(now))
+			if algorithm := cert.SignatureAlgorithm.String(); strings.HasPrefix(caKind, "ML-") {
+				expect.Equal(t, leafKind+": signature algorithm", algorithm, caKind)
+			}
 		}
 	}
 }
@@ -301,8 +331,15 @@ func TestIssueMakesRandomSerials(t *testing.T) {
 func TestNew(t *testing.T) {
 	for algorithm, size := range map[ca.Algorithm]int{ // bytes of the public key in the certificate
 		"": 91, "ECDSAP256": 91, "ECDSAP384": 120, "RSA3072": 422, "RSA4096": 550, "ED25519": 44,
+		"MLDSA44": 1334, "MLDSA65": 1974, "MLDSA87": 2614,
 	} {
 		made, keyPEM, err := ca.New(ca.NewOptions{CommonName: "test CA", Algorithm: algorithm, Lifetime: day}, now)
+		if noMLDSA && strings.HasPrefix(string(algorithm), "MLDSA") {
+			expect.Error(t, string(algorithm), err, "make CA key: "+unavailable)
+			expect.Error(t, string(algorithm)+": checked", algorithm.Check(), unavailable)
+			continue
+		}
+		expect.NoError(t, algorithm.Check())
 		loaded := must(ca.Load(must(made, err).CertificatePEM(), keyPEM, made.CertificatePEM()))
 		cert, leaf := loaded.Certificate(), parse(t, issue(loaded).PEM)[0]
 		got := []any{
@@ -502,24 +539,30 @@ func TestIssueRefusesWhatDiffersFromTheRequest(t *testing.T) {
 	}
 }
 
-// BenchmarkIssue measures Issue beside the signature that it makes, and beside the verification of the certificate.
+// BenchmarkIssue measures Issue beside the signature that it makes, by the kind of the CA's key and with the bytes of the certificates. The
+// key of each leaf is of P-256.
 func BenchmarkIssue(b *testing.B) {
-	for _, kind := range []string{"P-256", "RSA-2048"} {
+	for _, kind := range withMLDSA("P-256", "RSA-3072", "Ed25519") {
 		top := root("root", kind)
-		lower := must(top.below("lower", kind, func(c *x509.Certificate) { c.Subject.CommonName = "lower" }).load(top.pem))
+		lower := must(top.below("lower", kind).load(top.pem))
 		for name, signing := range map[string]*ca.Authority{kind + " root": must(top.load()), kind + " below a root": lower} {
 			req, config := request(), profile(ca.ProfileConfig{Lifetime: day})
 			req.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 			template := &x509.Certificate{SerialNumber: big.NewInt(1), NotBefore: now, NotAfter: now.Add(day), ExtKeyUsage: req.ExtKeyUsage}
 			b.Run(name+"/signature", func(b *testing.B) {
+				b.ReportAllocs()
 				for b.Loop() {
 					_ = must(x509.CreateCertificate(rand.Reader, template, signing.Certificate(), req.PublicKey, top.key))
 				}
 			})
 			b.Run(name+"/issue", func(b *testing.B) {
+				b.ReportAllocs()
+				var issued *ca.Issued
 				for b.Loop() {
-					_ = must(signing.Issue(config, req, now))
+					issued = must(signing.Issue(config, req, now))
 				}
+				b.ReportMetric(float64(len(signing.Certificate().Raw)), "CA-bytes")
+				b.ReportMetric(float64(len(parse(b, issued.PEM)[0].Raw)), "leaf-bytes")
 			})
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"crypto/ecdh"
 	"crypto/ecdsa"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -81,7 +82,13 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 	//nolint:staticcheck // the format is obsolete, and people still have such files
 	dekInfo := must(x509.EncryptPEMBlock(rand.Reader, "RSA PRIVATE KEY", []byte("secret"), []byte("passphrase"), x509.PEMCipherAES256))
 	x25519 := block("PRIVATE KEY", must(x509.MarshalPKCS8PrivateKey(must(ecdh.X25519().GenerateKey(rand.Reader)))))
+	seedKind, seedError := "ML-DSA-44", ""
+	if noMLDSA {
+		seedKind, seedError = "P-256", "the private key can't be read: "+unavailable
+	}
 	const (
+		seedAlone = "the private key can't be read: of an ML-DSA key, crypto/x509 reads the seed alone: convert it with " +
+			`"openssl pkey -provparam ml-dsa.output_formats=seed-only", or make another key if it holds no seed`
 		none      = "no private key found: want a PEM block of type PRIVATE KEY, RSA PRIVATE KEY or EC PRIVATE KEY"
 		encrypted = "the private key is encrypted: store it without a passphrase"
 		holdsNone = " holds no private key in PKCS#1, PKCS#8 or SEC 1"
@@ -91,25 +98,45 @@ func TestLoadReadsEveryKindOfKey(t *testing.T) {
 		key  []byte
 		err  string // empty means that the key is read
 	}{
-		"RSA in PKCS#1":           {"RSA-2048", pkcs1, ""},
-		"ECDSA in SEC 1":          {"P-256", sec1, ""},
-		"after EC PARAMETERS":     {"P-256", append(parameters, sec1...), ""},
-		"SEC 1 under PKCS#1":      {"P-256", bytes.ReplaceAll(sec1, []byte("EC PRIVATE"), []byte("RSA PRIVATE")), ""},
-		"empty":                   {"P-256", nil, none},
-		"encrypted PKCS#8":        {"P-256", block("ENCRYPTED PRIVATE KEY", []byte("secret")), encrypted},
-		"encrypted PKCS#1":        {"P-256", pem.EncodeToMemory(dekInfo), encrypted},
-		"broken PKCS#8":           {"P-256", block("PRIVATE KEY", []byte("secret")), "PEM block of type PRIVATE KEY" + holdsNone},
-		"another type, OpenSSH's": {"P-256", block("OPENSSH PRIVATE KEY", []byte("secret")), "PEM block of type OPENSSH PRIVATE KEY" + holdsNone},
-		"a key that cannot sign":  {"P-256", x25519, "a private key of type *ecdh.PrivateKey cannot sign"},
+		"RSA in PKCS#1":                 {"RSA-2048", pkcs1, ""},
+		"ECDSA in SEC 1":                {"P-256", sec1, ""},
+		"after EC PARAMETERS":           {"P-256", append(parameters, sec1...), ""},
+		"SEC 1 under PKCS#1":            {"P-256", bytes.ReplaceAll(sec1, []byte("EC PRIVATE"), []byte("RSA PRIVATE")), ""},
+		"empty":                         {"P-256", nil, none},
+		"encrypted PKCS#8":              {"P-256", block("ENCRYPTED PRIVATE KEY", []byte("secret")), encrypted},
+		"encrypted PKCS#1":              {"P-256", pem.EncodeToMemory(dekInfo), encrypted},
+		"broken PKCS#8":                 {"P-256", block("PRIVATE KEY", []byte("secret")), "PEM block of type PRIVATE KEY" + holdsNone},
+		"another type, OpenSSH's":       {"P-256", block("OPENSSH PRIVATE KEY", []byte("secret")), "PEM block of type OPENSSH PRIVATE KEY" + holdsNone},
+		"the seed of an ML-DSA key":     {seedKind, mldsaKey([]byte{0x80, 32}, make([]byte, 32)), seedError},
+		"seed and key, OpenSSL's form":  {"P-256", mldsaKey([]byte{0x30, 38, 4, 32}, make([]byte, 32), []byte{4, 2, 0, 0}), seedAlone},
+		"an ML-DSA key without seed":    {"P-256", mldsaKey([]byte{4, 2, 0, 0}), seedAlone},
+		"an ML-DSA key without any tag": {"P-256", mldsaKey(make([]byte, 32)), seedAlone},
+		"a key that cannot sign":        {"P-256", x25519, "a private key of type *ecdh.PrivateKey cannot sign"},
 	} {
 		_, err := ca.Load(root("CA", test.kind).pem, test.key, nil)
 		expect.Error(t, name, err, test.err)
 	}
 }
 
+// mldsaKey returns an ML-DSA-44 key in PKCS#8 that holds content (RFC 9881 section 6).
+func mldsaKey(content ...[]byte) []byte {
+	return block("PRIVATE KEY", must(asn1.Marshal(struct {
+		Version   int
+		Algorithm pkix.AlgorithmIdentifier
+		Content   []byte
+	}{0, pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 17}}, slices.Concat(content...)})))
+}
+
 // TestLoadNeverTellsTheKey checks that no error about a key file contains a part of its bytes, encoded or not.
 func TestLoadNeverTellsTheKey(t *testing.T) {
-	der := must(x509.MarshalPKCS8PrivateKey(keys["P-256"]()))
+	seed, _ := pem.Decode(mldsaKey([]byte{0x80, 32}, bytes.Repeat([]byte("seed"), 8)))
+	for _, der := range [][]byte{must(x509.MarshalPKCS8PrivateKey(keys["P-256"]())), seed.Bytes} {
+		checkNeverTold(t, der)
+	}
+}
+
+func checkNeverTold(t *testing.T, der []byte) {
+	t.Helper()
 	good := root("CA", "P-384").pem
 	for length := 1; length <= len(der); length++ {
 		for _, kind := range []string{"PRIVATE KEY", "EC PRIVATE KEY", "RSA PRIVATE KEY", "ENCRYPTED PRIVATE KEY"} {
@@ -125,6 +152,50 @@ func TestLoadNeverTellsTheKey(t *testing.T) {
 			}
 		}
 	}
+}
+
+// TestMLDSAChains checks CAs with ML-DSA keys below and above others, and that the key must be that of the certificate.
+func TestMLDSAChains(t *testing.T) {
+	for _, kind := range withMLDSA() {
+		different := map[bool]string{true: "ML-DSA-65", false: "ML-DSA-44"}[kind == "ML-DSA-44"]
+		for _, other := range []string{"P-256", different} {
+			for _, pair := range [][2]string{{kind, other}, {other, kind}} {
+				top := root("root", pair[0])
+				lower := top.below("lower", pair[1])
+				loaded := must(must(lower.load(nil, top.pem)).WithChain(ca.WithRoot))
+				chain := parse(t, issue(loaded).PEM)
+				expect.Equal(t, fmt.Sprint(pair, ": certificates"), len(chain), 3)
+				expect.NoError(t, verify(chain[0], chain[2:], chain[1:2]))
+				expect.True(t, loaded.Signed(chain[0]) && !must(top.load()).Signed(chain[0]), "%s: signed by another key", pair)
+			}
+		}
+		_, err := ca.Load(root("CA", kind).pem, pkcs8(keys[different]()), nil)
+		expect.Error(t, kind, err, "the private key does not match any of the 1 certificate(s)")
+	}
+}
+
+// TestMLDSACertificateBesideTheCA checks a certificate with an ML-DSA key beside a CA of P-256. A program without ML-DSA reads it too.
+func TestMLDSACertificateBesideTheCA(t *testing.T) {
+	var cert struct {
+		TBS struct {
+			Version                                      int `asn1:"explicit,tag:0"`
+			Serial, Algorithm, Issuer, Validity, Subject asn1.RawValue
+			Key                                          struct {
+				Algorithm pkix.AlgorithmIdentifier
+				Key       asn1.BitString
+			}
+			Extensions asn1.RawValue `asn1:"explicit,tag:3"`
+		}
+		Algorithm pkix.AlgorithmIdentifier
+		Signature asn1.BitString
+	}
+	ours := root("CA", "P-256")
+	_ = must(asn1.Unmarshal(parse(t, root("other", "P-384").pem)[0].Raw, &cert))
+	cert.TBS.Key.Algorithm = pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{2, 16, 840, 1, 101, 3, 4, 3, 17}}
+	cert.TBS.Key.Key = asn1.BitString{Bytes: make([]byte, mldsa.MLDSA44PublicKeySize), BitLength: 8 * mldsa.MLDSA44PublicKeySize}
+	made := block("CERTIFICATE", must(asn1.Marshal(cert)))
+	expect.Equal(t, "unread", must(ours.load(made)).Unread(), false)
+	expect.Equal(t, "its key is known", must(ca.ParseCertificates(made))[0].PublicKey != nil, !noMLDSA)
 }
 
 // TestIdentityIsTheKey checks that the key decides which CA has signed, whatever the name, and that the certificate does not change

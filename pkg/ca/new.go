@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -28,10 +29,25 @@ const (
 	RSA3072   Algorithm = "RSA3072"
 	RSA4096   Algorithm = "RSA4096"
 	ED25519   Algorithm = "ED25519"
+	MLDSA44   Algorithm = "MLDSA44" // FIPS 204, as the next two
+	MLDSA65   Algorithm = "MLDSA65"
+	MLDSA87   Algorithm = "MLDSA87"
 )
 
 // Algorithms returns all algorithms, the default first.
-func Algorithms() []Algorithm { return []Algorithm{ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519} }
+func Algorithms() []Algorithm {
+	return []Algorithm{ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519, MLDSA44, MLDSA65, MLDSA87}
+}
+
+// Check returns why New can't make a key of the algorithm, or nil. The algorithm may be unknown, or this program may have a
+// FIPS 140-3 module without it.
+func (a Algorithm) Check() error {
+	if slices.Contains([]Algorithm{"", ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519}, a) {
+		return nil
+	}
+	_, err := newKey(a) // takes less than a millisecond
+	return err
+}
 
 // DefaultAuthorityLifetime is the lifetime of a new CA if none is configured: ten years, as in kubeadm.
 const DefaultAuthorityLifetime = 10 * 365 * 24 * time.Hour
@@ -138,6 +154,12 @@ func newKey(algorithm Algorithm) (crypto.Signer, error) {
 	case ED25519:
 		_, key, err := ed25519.GenerateKey(rand.Reader)
 		return key, err
+	case MLDSA44:
+		return mldsa.GenerateKey(mldsa.MLDSA44())
+	case MLDSA65:
+		return mldsa.GenerateKey(mldsa.MLDSA65())
+	case MLDSA87:
+		return mldsa.GenerateKey(mldsa.MLDSA87())
 	default:
 		return nil, fmt.Errorf("unknown algorithm %q", algorithm)
 	}
