@@ -73,6 +73,9 @@ func (o Options) CacheOptions() cache.Options {
 		trim.Limits = o.Signer.RequestLimits // the approver approves only what the signer can sign
 		trim.KeepFinished = trim.KeepFinished || o.Signer.DryRun
 	}
+	if o.Rotation != nil {
+		trim.Authorities = o.Rotation.Authorities
+	}
 	return cache.Options{DefaultTransform: trim.Transform}
 }
 

@@ -1,6 +1,7 @@
 package rotation
 
 import (
+	"cmp"
 	"context"
 	"crypto/x509"
 	"errors"
@@ -89,8 +90,21 @@ func (r *Reconciler) recordIssued(ctx context.Context, key reconcile.Request) (r
 	return reconcile.Result{}, nil // done: a certificate never changes
 }
 
-// recordAll reads all requests from the API server, and records their certificates. The cache may lack them.
+// Authorities returns the CAs whose certificates are recorded, for csr.Trim.
+func (r *Reconciler) Authorities() []*x509.Certificate {
+	return *cmp.Or(r.authorities.Load(), new([]*x509.Certificate))
+}
+
+// recordAll reads all requests from the API server, and records their certificates. The cache may lack them, or may have trimmed them
+// before it knew the CAs: so it learns of the CAs first.
 func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.SigningAuthority) error {
+	var all []*x509.Certificate
+	for i := range authorities {
+		if r.owns(&authorities[i]) {
+			all = append(all, certificates(&authorities[i])...)
+		}
+	}
+	r.authorities.Store(&all)
 	if len(authorities) == 0 {
 		return nil
 	}

@@ -2,8 +2,10 @@ package rotation
 
 import (
 	"context"
+	"crypto/x509"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -70,6 +72,8 @@ type Reconciler struct {
 	trackers, recorders sync.Map
 	// updating has the names of the authorities for which updateServed is at work.
 	updating sync.Map
+	// authorities are the CAs whose certificates are recorded.
+	authorities atomic.Pointer[[]*x509.Certificate]
 }
 
 // prober probes servers about CAs. It is a probe.Prober, except in tests.

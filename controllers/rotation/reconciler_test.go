@@ -3,10 +3,12 @@ package rotation
 import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/fips140"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -89,6 +91,48 @@ func TestIssuedLater(t *testing.T) {
 		"deleted":                       {issuedLater.Delete(event.DeleteEvent{Object: obj}), false},
 	} {
 		expect.Equal(t, name+": handled", test.got, test.want)
+	}
+}
+
+// TestTrimmedCertificatesAreRecorded checks requests in a cache that recognizes the certificates of the CAs from the time on at which
+// the controller has told it of them. The controller then reads the requests from before that from the API server.
+func TestTrimmedCertificatesAreRecorded(t *testing.T) {
+	for _, algorithm := range []ca.Algorithm{ca.ECDSAP256, ca.MLDSA44, ca.MLDSA87} {
+		made, _, err := ca.New(ca.NewOptions{CommonName: "CA", Algorithm: algorithm}, noon)
+		if fips140.Version() == "v1.0.0" && algorithm != ca.ECDSAP256 {
+			expect.Error(t, string(algorithm), err, "make CA key: mldsa: unavailable in FIPS 140-3 Go Cryptographic Module v1.0.0")
+			continue
+		}
+		succeed(t, err)
+		profile, err := ca.NewProfile(ca.ProfileConfig{Lifetime: time.Hour})
+		succeed(t, err)
+		obj := signingWith("csr", made, clientSigner)
+		r := reconciler(obj)
+		trim := csr.Trim{Authorities: r.Authorities}
+		issue := func(name string) reconcile.Request { // as another program does, and as the cache learns of it
+			issued, err := made.Issue(profile, ca.Request{PublicKey: leafKey}, noon)
+			succeed(t, err)
+			whole := &certificatesv1.CertificateSigningRequest{ObjectMeta: metav1.ObjectMeta{Name: name}}
+			whole.Spec.SignerName, whole.Status.Certificate = name, issued.PEM
+			trimmed, err := trim.Transform(whole.DeepCopy())
+			succeed(t, err, r.served.Live.(client.Client).Create(t.Context(), whole), r.served.Client.Create(t.Context(), trimmed.(client.Object)))
+			return reconcile.Request{NamespacedName: types.NamespacedName{Name: name}}
+		}
+		r.served.Client = fake.NewClientBuilder().WithScheme(modelScheme).Build()
+		succeed(t, r.recorder(obj).Open(t.Context(), made.KeyID()))
+		recorded := func(key reconcile.Request, want ...string) {
+			t.Helper()
+			_, err := r.recordIssued(t.Context(), key)
+			succeed(t, err, r.recorder(obj).Flush(t.Context()))
+			accounts, err := r.recorder(obj).Read(t.Context())
+			succeed(t, err)
+			expect.Equal(t, fmt.Sprintf("%s: after %q, recorded", algorithm, key.Name), accounts[made.KeyID()].SignerNames(), want)
+		}
+		first := issue("a")
+		recorded(first)
+		recorded(everyRequest, "a")
+		recorded(issue("b"), "a", "b")
+		recorded(first, "a", "b")
 	}
 }
 

@@ -108,6 +108,8 @@ func forged(certificate []byte) []byte {
 func TestRecognize(t *testing.T) {
 	t.Parallel()
 	old, next, stranger := authority(), authority(), authority()
+	known := []*x509.Certificate{old.Certificate(), next.Certificate()}
+	trim := csr.Trim{Authorities: func() []*x509.Certificate { return known }}
 	nodeName := csr.NodeUserPrefix + "a"
 	want := func(node string, by *ca.Authority) ledger.Certificate {
 		return certificateOf(node, kubelet, by.KeyID(), time.Hour)
@@ -128,9 +130,9 @@ func TestRecognize(t *testing.T) {
 	} {
 		obj := &certificatesv1.CertificateSigningRequest{}
 		obj.Spec.SignerName, obj.Status.Certificate = kubelet, test.certificate
-		trimmed := must(csr.Trim{}.Transform(obj.DeepCopy())).(*certificatesv1.CertificateSigningRequest)
+		trimmed := must(trim.Transform(obj.DeepCopy())).(*certificatesv1.CertificateSigningRequest)
 		for _, obj := range []*certificatesv1.CertificateSigningRequest{obj, trimmed} {
-			got, found := ledger.Recognize(obj, []*x509.Certificate{old.Certificate(), next.Certificate()})
+			got, found := ledger.Recognize(obj, known)
 			expect.Equal(t, fmt.Sprintf("%s, trimmed: %t", name, csr.Trimmed(obj)), got, test.want)
 			expect.Equal(t, name+": found", found, test.want.KeyID != "")
 		}

@@ -1,19 +1,18 @@
 package csr
 
 import (
-	"crypto"
-	"crypto/ecdsa"
-	"crypto/ed25519"
-	"crypto/rsa"
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
+
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 )
 
 // CertificateRecord is what the controllers need to know of the certificate in a request.
@@ -24,11 +23,9 @@ type CertificateRecord struct {
 	// characters.
 	Node string
 
-	// The signature is kept, because the identifier of the issuer's key proves nothing: whoever may store a certificate
-	// can write any identifier into it.
-	algorithm x509.SignatureAlgorithm
-	signed    []byte // a digest, or for Ed25519 all that is signed
-	signature []byte
+	// leaf is the certificate. The record of a trimmed object has issuer instead: the key (ca.KeyID) that has signed it, or "".
+	leaf   *x509.Certificate
+	issuer string
 }
 
 // maxNodeName is the length of the longest name of a Node.
@@ -48,19 +45,9 @@ func Certificate(obj *certificatesv1.CertificateSigningRequest) (record Certific
 	if err != nil {
 		return CertificateRecord{}, false
 	}
-	record = CertificateRecord{NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter}
+	record = CertificateRecord{NotBefore: leaf.NotBefore, NotAfter: leaf.NotAfter, leaf: leaf}
 	if node, found := strings.CutPrefix(leaf.Subject.CommonName, NodeUserPrefix); found && len(node) <= maxNodeName {
 		record.Node = node
-	}
-	hash, known := signedHashes[leaf.SignatureAlgorithm]
-	if !known {
-		return record, true
-	}
-	record.algorithm, record.signed, record.signature = leaf.SignatureAlgorithm, leaf.RawTBSCertificate, leaf.Signature
-	if hash != 0 {
-		digest := hash.New()
-		digest.Write(record.signed)
-		record.signed = digest.Sum(nil)
 	}
 	return record, true
 }
@@ -87,57 +74,34 @@ func firstCertificate(data []byte) (leaf *x509.Certificate, err error) {
 	return certs[0], nil
 }
 
-// signedHashes holds the signature algorithms that crypto/x509 verifies, with the hash of each. Ed25519 has none.
-var signedHashes = map[x509.SignatureAlgorithm]crypto.Hash{
-	x509.SHA256WithRSA: crypto.SHA256, x509.SHA384WithRSA: crypto.SHA384, x509.SHA512WithRSA: crypto.SHA512,
-	x509.SHA256WithRSAPSS: crypto.SHA256, x509.SHA384WithRSAPSS: crypto.SHA384, x509.SHA512WithRSAPSS: crypto.SHA512,
-	x509.ECDSAWithSHA256: crypto.SHA256, x509.ECDSAWithSHA384: crypto.SHA384, x509.ECDSAWithSHA512: crypto.SHA512,
-	x509.PureEd25519: 0,
-}
-
 // SignedBy reports whether the key of authority has signed the certificate. The name of the issuer does not matter: two
-// generations of a CA may share it.
+// generations of a CA may share it. Nor does the identifier of its key: whoever may store a certificate can write any into it.
+// Of a trimmed object, only the CAs are known that Trim.Authorities returned when it was trimmed.
 func (c CertificateRecord) SignedBy(authority *x509.Certificate) bool {
-	hash, known := signedHashes[c.algorithm]
-	if !known {
-		return false
+	if c.leaf == nil {
+		return c.issuer != "" && c.issuer == ca.KeyID(authority.RawSubjectPublicKeyInfo)
 	}
-	switch key := authority.PublicKey.(type) {
-	case *ecdsa.PublicKey:
-		return hash != 0 && ecdsa.VerifyASN1(key, c.signed, c.signature)
-	case *rsa.PublicKey:
-		switch c.algorithm {
-		case x509.SHA256WithRSAPSS, x509.SHA384WithRSAPSS, x509.SHA512WithRSAPSS:
-			options := &rsa.PSSOptions{SaltLength: rsa.PSSSaltLengthEqualsHash}
-			return rsa.VerifyPSS(key, hash, c.signed, c.signature, options) == nil
-		default:
-			return hash != 0 && rsa.VerifyPKCS1v15(key, hash, c.signed, c.signature) == nil
-		}
-	case ed25519.PublicKey:
-		return hash == 0 && ed25519.Verify(key, c.signed, c.signature)
-	default:
-		return false
-	}
+	return authority.CheckSignature(c.leaf.SignatureAlgorithm, c.leaf.RawTBSCertificate, c.leaf.Signature) == nil
 }
 
 // storedRecord is the form of a CertificateRecord in a trimmed object, in DER. The times are in seconds since 1970.
 type storedRecord struct {
 	NotBefore, NotAfter int64
-	Node                []byte
-	Algorithm           int
-	Signed, Signature   []byte
+	Node, Issuer        []byte
 }
 
-// encodeRecord returns what a trimmed object holds in place of the certificate of obj. It is never empty.
-func encodeRecord(obj *certificatesv1.CertificateSigningRequest) []byte {
+// encodeRecord returns what a trimmed object holds in place of the certificate of obj. It is never empty. The record names the
+// one of authorities that has signed the certificate.
+func encodeRecord(obj *certificatesv1.CertificateSigningRequest, authorities []*x509.Certificate) []byte {
 	record, readable := Certificate(obj)
 	if !readable {
 		return []byte("unreadable")
 	}
-	encoded, err := asn1.Marshal(storedRecord{
-		record.NotBefore.Unix(), record.NotAfter.Unix(), []byte(record.Node),
-		int(record.algorithm), record.signed, record.signature,
-	})
+	var issuer string
+	if at := slices.IndexFunc(authorities, record.SignedBy); at >= 0 {
+		issuer = ca.KeyID(authorities[at].RawSubjectPublicKeyInfo)
+	}
+	encoded, err := asn1.Marshal(storedRecord{record.NotBefore.Unix(), record.NotAfter.Unix(), []byte(record.Node), []byte(issuer)})
 	if err != nil {
 		return []byte("unreadable") // DER can hold every value of these types
 	}
@@ -152,7 +116,6 @@ func decodeRecord(encoded []byte) (record CertificateRecord, ok bool) {
 	}
 	return CertificateRecord{
 		NotBefore: time.Unix(stored.NotBefore, 0).UTC(), NotAfter: time.Unix(stored.NotAfter, 0).UTC(),
-		Node: string(stored.Node), algorithm: x509.SignatureAlgorithm(stored.Algorithm),
-		signed: stored.Signed, signature: stored.Signature,
+		Node: string(stored.Node), issuer: string(stored.Issuer),
 	}, true
 }

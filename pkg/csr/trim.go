@@ -3,6 +3,7 @@ package csr
 import (
 	"bytes"
 	"cmp"
+	"crypto/x509"
 	"slices"
 	"unique"
 
@@ -38,8 +39,8 @@ const cutName = "%"
 // These stay: name, UID, resourceVersion, times, signer, the name of the requester, the types, statuses and times of conditions,
 // and a short record of the certificate. Of an Oversized or a Large one stay the UID and the credential of the requester too, and
 // whether it is a node or a bootstrap token. No small object may be the body of a write, which would remove the rest. All
-// functions of this package give the same answer for it as for the whole object, except that it can't be parsed. Any other
-// request is whole.
+// functions of this package give the same answer for it as for the whole object, except that it can't be parsed, and that SignedBy
+// knows only Authorities. Any other request is whole.
 //
 // If a request is not Reachable, a shortened name and its UID stand in place of its name.
 type Trim struct {
@@ -49,6 +50,9 @@ type Trim struct {
 	Ours func(signerName string) bool
 	// KeepFinished leaves finished requests for our signers whole, for a dry run.
 	KeepFinished bool
+	// Authorities returns the CAs by which the cache must recognize certificates (CertificateRecord.SignedBy). If they change,
+	// a caller must read older requests again, without the cache. If it is nil, there are none.
+	Authorities func() []*x509.Certificate
 }
 
 // Transform trims in if it is a request, and returns it. It may change the object, as informers permit. Trimming an object
@@ -68,11 +72,11 @@ func (t Trim) Transform(in any) (any, error) {
 	// A request that has failed but is not approved is not finished: it can still be approved or denied.
 	finished := !Undecided(obj) && StateOf(obj) != Approved
 	if !ours || finished && !t.KeepFinished {
-		shrink(obj, trimmedRequest)
+		t.shrink(obj, trimmedRequest)
 	} else if refused := t.Limits.withDefaults().check(obj); refused != nil {
-		shrink(obj, slices.Concat(oversizedRequest, []byte(refused.Message)))
+		t.shrink(obj, slices.Concat(oversizedRequest, []byte(refused.Message)))
 	} else if obj.Size() > mostCached {
-		shrink(obj, largeRequest)
+		t.shrink(obj, largeRequest)
 	}
 	return obj, nil
 }
@@ -100,9 +104,13 @@ func small(obj *certificatesv1.CertificateSigningRequest) bool {
 }
 
 // shrink removes the content of obj, and writes mark into spec.request.
-func shrink(obj *certificatesv1.CertificateSigningRequest, mark []byte) {
+func (t Trim) shrink(obj *certificatesv1.CertificateSigningRequest, mark []byte) {
 	if len(obj.Status.Certificate) > 0 {
-		obj.Status.Certificate = encodeRecord(obj)
+		var authorities []*x509.Certificate
+		if t.Authorities != nil {
+			authorities = t.Authorities()
+		}
+		obj.Status.Certificate = encodeRecord(obj, authorities)
 	}
 	name := obj.Name
 	if !Reachable(obj) {
