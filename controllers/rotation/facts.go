@@ -51,6 +51,7 @@ type observation struct {
 func (r *Reconciler) readFacts(ctx context.Context, obj *v1alpha1.SigningAuthority) (*observation, error) {
 	o := &observation{facts: facts{
 		Name: obj.Name, Operation: operationOf(obj), SettleFor: r.settleFor(obj), Others: map[string]string{},
+		NotMade: ca.Algorithm(obj.Spec.CA.KeyAlgorithm).Check(),
 	}}
 	for _, read := range []func(context.Context, *v1alpha1.SigningAuthority, *observation) error{
 		r.readTime, r.readSecret, r.readLedger, r.askAPIServers, r.readClientCAs, r.readPublished, r.readOwnCertificate, r.readTime,

@@ -103,6 +103,7 @@ func (a *authority) change(change func(obj *v1alpha1.SigningAuthority)) {
 func (a *authority) want(operation v1alpha1.Operation) {
 	a.change(func(obj *v1alpha1.SigningAuthority) {
 		obj.Annotations = map[string]string{v1alpha1.OperationAnnotation: string(operation)}
+		obj.Spec.CA.KeyAlgorithm = string(a.algorithm())
 	})
 	if operation != "" {
 		a.asked++

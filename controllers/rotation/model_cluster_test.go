@@ -3,6 +3,7 @@ package rotation
 import (
 	"cmp"
 	"context"
+	"crypto/fips140"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -311,9 +312,17 @@ func (c *cluster) newCA(lifetime time.Duration) string { return c.newCAFrom(c.no
 
 // newCAFrom makes a CA as an issuer does whose clock shows at, or that stages a renewal for that time.
 func (c *cluster) newCAFrom(at time.Time, lifetime time.Duration) string {
-	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime}, at)
+	made, key, err := ca.New(ca.NewOptions{CommonName: "ca", Lifetime: lifetime, Algorithm: c.algorithm()}, at)
 	utilruntime.Must(err)
 	return c.know(keypair.Pair{Cert: made.CertificatePEM(), Key: key})
+}
+
+// algorithm returns the algorithm of the next CA. Those of ECDSA and of ML-DSA take turns, if the cryptographic module has ML-DSA.
+func (c *cluster) algorithm() ca.Algorithm {
+	if len(c.names)%2 == 0 || fips140.Version() == "v1.0.0" {
+		return ca.ECDSAP256
+	}
+	return ca.MLDSA44
 }
 
 // know records the CA of pair, and returns its certificate.

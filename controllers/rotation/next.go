@@ -87,6 +87,8 @@ type facts struct {
 	Published   bool
 	Unpublished []string
 
+	// NotMade is why the manager cannot make a CA with the algorithm of the spec.
+	NotMade error
 	// NotRenewable is why the manager cannot renew the certificate of the signing CA. It is read if that is requested.
 	NotRenewable error
 	// RenewedSeen reports whether extension-apiserver-authentication holds the renewed certificate.

@@ -66,6 +66,7 @@ func in(phase v1alpha1.Phase, cas string) saStatus {
 }
 
 func preparing() saStatus { return in(v1alpha1.Preparing, "old new -") }
+func begun() saStatus     { return in(v1alpha1.Preparing, "old - -") }
 func firstCA() saStatus   { return in(v1alpha1.Preparing, "- new -") }
 func prepared() saStatus  { return in(v1alpha1.Prepared, "new - old") }
 func completed() saStatus { return in(v1alpha1.Completed, "old - -") }
@@ -194,6 +195,7 @@ func unfit(f *facts) {
 }
 func renewed(f *facts)                { f.Secret.Renews = true }
 func seen(f *facts)                   { f.Secret.Renews, f.RenewedSeen = true, true }
+func notMade(f *facts)                { f.NotMade = errors.New("no such algorithm") }
 func notRenewable(f *facts)           { f.NotRenewable = errors.New("only its issuer can") }
 func unfitLater(f *facts)             { f.Secret.Unfit = map[string]error{"later": errors.New("not valid")} }
 func unpublished(f *facts)            { f.Published = false }
@@ -311,6 +313,7 @@ const (
 var newRows = []row{
 	when("a CA is brought", saStatus{}, good("old - - -"), begins(TakeCandidate),
 		records("candidate old", "candidate adopted 12:00", "candidate confirmed 12:00", "generation 1")),
+	when("the first CA can't be made", saStatus{}, good(noKeys, notMade), enters(v1alpha1.Preparing)),
 	when("what is brought has ended", saStatus{}, good("ended:old - - -"), waits("it has expired")),
 	when("what is brought can't be used", saStatus{}, good(noKeys, unusable("the key is encrypted")), waits("the key is encrypted")),
 	when("asked before anything signs", saStatus{}, good(noKeys, start),
@@ -365,6 +368,9 @@ var preparingRows = []row{
 		f.Accounts["new"] = ledger.Account{Signers: map[string]time.Time{clientSigner: noon}}
 	}), waits(candidateBack)),
 	when("a first candidate is gone, and a CA is brought", firstCA(), good("mine - - -"), does(TakeCandidate), records("candidate mine")),
+	when("the candidate can't be made", begun(), good(onlyOld, notMade), waits("choose another spec.ca.keyAlgorithm: this manager can't make such a CA: no such algorithm")),
+	when("the candidate can't be made, and rollback", begun(), good(onlyOld, notMade, rollBack), enters(v1alpha1.Completed), waits("choose another")),
+	when("the first CA can't be made, and one is brought", in(v1alpha1.Preparing, "- - -"), good("mine - - -", notMade), does(TakeCandidate)),
 	when("rollback", preparing(), good(both, rollBack), enters(v1alpha1.Completed), does(DropCandidate), records("candidate new")),
 	when("rollback, and an edit of tls.crt", preparing(), good("mine old new -", rollBack), enters(v1alpha1.Completed), does(DropCandidate),
 		stops(signingToTLS+"a rotation is under way")),
@@ -508,6 +514,7 @@ var completedRows = []row{
 	when("a signer comes whose verifiers are not known", completed(), good(onlyOld), serves(servingSigner, kubeletSigner),
 		waits("the CA old does not sign for kubernetes.io/kubelet-serving")),
 	when("a signer comes whose verifiers are", completed(), good(onlyOld), serves(clientSigner), rotates(time.Hour)),
+	when("start, and the CA can't be made", completed(), good(onlyOld, start, notMade), enters(v1alpha1.Preparing)),
 	when("start", completed(), good(onlyOld, start), begins(MakeCandidate),
 		records("generation 3", "initiated 12:00", "last operation start Accepted true")),
 	when("nonsense", completed(), good(onlyOld, asked("rotate-now")),

@@ -85,7 +85,9 @@ func (p *planner) start() {
 	p.status.Generation++
 	p.status.Candidate = nil
 	p.enter(v1alpha1.Preparing)
-	p.act(MakeCandidate)
+	if p.facts.NotMade == nil {
+		p.act(MakeCandidate)
+	}
 }
 
 // adopt starts a rotation to the CA that the administrator has put into tls.crt and tls.key. Doing so with the first CA
@@ -142,6 +144,9 @@ func (p *planner) placeCandidate() bool {
 			s.Candidate.AdoptedAt = nil
 		}
 		s.Intent = ""
+	case s.Candidate == nil && p.facts.NotMade != nil:
+		p.wait("choose another spec.ca.keyAlgorithm: this manager can't make such a CA: %v", p.facts.NotMade)
+		return p.facts.Operation != v1alpha1.OperationRollback
 	case s.Candidate == nil:
 		p.act(MakeCandidate)
 	case v1alpha1.SameCA(secret.TLS, s.Candidate):
