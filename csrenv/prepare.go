@@ -1,6 +1,7 @@
 package csrenv
 
 import (
+	"cmp"
 	"context"
 	"crypto/ecdsa"
 	"crypto/elliptic"
@@ -29,9 +30,9 @@ import (
 // CA is a signing certificate and its key, in PEM.
 type CA struct{ CertPEM, KeyPEM []byte }
 
-// NewCA creates a self-signed CA.
-func NewCA() (*CA, error) {
-	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv"}, time.Now())
+// NewCA creates a self-signed CA. Without an algorithm, its key is of ca.ECDSAP256.
+func NewCA(algorithm ...ca.Algorithm) (*CA, error) {
+	authority, key, err := ca.New(ca.NewOptions{CommonName: "csrenv", Algorithm: cmp.Or(algorithm...)}, time.Now())
 	if err != nil {
 		return nil, err
 	}
@@ -50,14 +51,14 @@ func (c *CA) check(by clock.PassiveClock) error {
 	return authority.Usable(by.Now())
 }
 
-// Prepare creates a CA and configures env's API server to trust client certificates of that CA, beside those of env.AddUser.
+// Prepare creates a CA with NewCA and configures env's API server to trust client certificates of that CA, beside those of env.AddUser.
 // Call it before env.Start, and after setting an Authn of your own, which Prepare keeps: it adds the CA to the client CA file that
 // the Authn configures. That file must exist when Start of the Authn returns, and its later changes have no effect.
-func Prepare(env *envtest.Environment) (*CA, error) {
+func Prepare(env *envtest.Environment, algorithm ...ca.Algorithm) (*CA, error) {
 	if env.Config != nil || env.UseExistingCluster != nil && *env.UseExistingCluster {
 		return nil, errors.New("the environment is started or is an existing cluster: call Prepare first, and let envtest start the API server")
 	}
-	signing, err := NewCA()
+	signing, err := NewCA(algorithm...)
 	if err != nil {
 		return nil, err
 	}

@@ -89,8 +89,9 @@ type SecretReference struct {
 
 // NewCA configures new CAs.
 type NewCA struct {
-	// KeyAlgorithm is the algorithm of the key. Unset is ECDSAP256.
-	// +kubebuilder:validation:Enum=ECDSAP256;ECDSAP384;RSA3072;RSA4096;ED25519
+	// KeyAlgorithm is the algorithm of the key. Unset is ECDSAP256. Every verifier must know it. Verifiers know MLDSA44, MLDSA65 and
+	// MLDSA87 from Go 1.27 or OpenSSL 3.5 on.
+	// +kubebuilder:validation:Enum=ECDSAP256;ECDSAP384;RSA3072;RSA4096;ED25519;MLDSA44;MLDSA65;MLDSA87
 	KeyAlgorithm string `json:"keyAlgorithm,omitempty"`
 	// Duration is the lifetime of the CA. Unset is ten years.
 	// +kubebuilder:validation:XValidation:rule="duration(self) >= duration('24h')",message="must be 24h or more"

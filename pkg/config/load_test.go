@@ -410,12 +410,12 @@ func TestValidateCA(t *testing.T) {
 		return "signing: {signers: [{name: example.com/a, usages: [server auth], " + settings + "}]}\n"
 	}
 	check(t, map[string]loaded{
-		"everything":         {body: "signing: {secret: ns/ca, createIfMissing: true, keyAlgorithm: ED25519, caDuration: 48h, chain: WithRoot}\n"},
+		"everything":         {body: "signing: {secret: ns/ca, createIfMissing: true, keyAlgorithm: MLDSA65, caDuration: 48h, chain: WithRoot}\n"},
 		"one CA named twice": {body: "signing: {secret: ns/ca, chain: None, signers: [{name: example.com/a, usages: [server auth], secret: ns/ca, chain: None}]}\n"},
 
 		"files are not made":    file(one("certFile: c, keyFile: k, createIfMissing: true"), "signing.signers[example.com/a].createIfMissing: Forbidden: the manager creates only Secrets, not files"),
 		"duration, not made":    file("signing: {secret: ns/ca, caDuration: 1h}\n", "signing.caDuration: "+created),
-		"unknown algorithm":     file(one("secret: ns/a, createIfMissing: true, keyAlgorithm: DSA"), `signing.signers[example.com/a].keyAlgorithm: Unsupported value: "DSA": supported values: "ECDSAP256", "ECDSAP384", "RSA3072", "RSA4096", "ED25519"`),
+		"unknown algorithm":     file(one("secret: ns/a, createIfMissing: true, keyAlgorithm: DSA"), `signing.signers[example.com/a].keyAlgorithm: Unsupported value: "DSA": supported values: "ECDSAP256", "ECDSAP384", "RSA3072", "RSA4096", "ED25519", "MLDSA44", "MLDSA65", "MLDSA87"`),
 		"unknown chain":         file("signing: {secret: ns/ca, chain: none}\n", `signing.chain: Unsupported value: "none": supported values: "Intermediates", "None", "WithRoot"`),
 		"too short":             file("signing: {secret: ns/ca, createIfMissing: true, caDuration: -1h}\n", `signing.caDuration: Invalid value: "-1h0m0s": -1h0m0s`+tooShort),
 		"settings without a CA": file("signing: {chain: None, createIfMissing: true, signers: [{name: example.com/a, usages: [server auth], secret: ns/a}]}\n", "signing.chain: "+here, "signing.createIfMissing: "+here),

@@ -84,8 +84,8 @@ type CA struct {
 	Chain ca.Chain `json:"chain,omitempty"`
 	// CreateIfMissing makes the manager create a CA if the Secret does not exist.
 	CreateIfMissing bool `json:"createIfMissing,omitempty"`
-	// KeyAlgorithm is the key of a created CA: `ECDSAP256` (the default), `ECDSAP384`, `RSA3072`, `RSA4096` or
-	// `ED25519`.
+	// KeyAlgorithm is the key of a created CA: `ECDSAP256` (the default), `ECDSAP384`, `RSA3072`, `RSA4096`, `ED25519`, or
+	// [post-quantum](signing-ca.md#post-quantum-keys) `MLDSA44`, `MLDSA65` or `MLDSA87`.
 	KeyAlgorithm ca.Algorithm `json:"keyAlgorithm,omitempty"`
 	// CADuration is the lifetime of a created CA. The default is ten years (87600h).
 	CADuration metav1.Duration `json:"caDuration,omitzero"`
