@@ -3,6 +3,7 @@ package commands
 import (
 	"bytes"
 	"context"
+	"crypto/fips140"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -30,6 +31,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/config"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 func TestEveryMistakeAtOnce(t *testing.T) {
@@ -284,10 +286,40 @@ func ruleRequest(t testing.TB, object, signer, name string) string {
 func TestExplainJudgesAFile(t *testing.T) {
 	const on = "approval: {kubeletServing: {enabled: true}, inventory: {sources: [{static: {rows: [{name: a, addresses: [10.0.0.1]}]}}, {node: {}}]}}\n"
 	foreign := document(t, func(obj *request) { obj.Spec.SignerName = "example.com/a" })
+	mldsa := func(signer string, usages ...certificatesv1.KeyUsage) string {
+		return document(t, func(obj *request) {
+			obj.Spec.SignerName, obj.Spec.Usages = signer, usages
+			obj.Spec.Request = []byte(expect.File(t, "../pkg/csr/testdata/ML-DSA-87.pem"))
+		})
+	}
+	says := func(parts ...string) []string { // with version v1.0.0 of the FIPS 140-3 module, ML-DSA keys are not permitted
+		if fips140.Version() != "v1.0.0" {
+			return parts
+		}
+		for i, part := range parts {
+			who, _, _ := strings.Cut(part, ": ")
+			parts[i] = who + ": " + map[bool]string{true: "Ignore", false: "Deny"}[strings.Contains(part, "RuleRefused")] + ", KeyNotPermitted: the public key can't be read"
+		}
+		return parts
+	}
+	const enciphers = "validating usages for ml-dsa key: usage key encipherment cannot be used with an ML-DSA signed certificate request"
+	const onlySigner = "signing: {signers: [{name: example.com/a, secret: a/b, usages: [key encipherment, server auth]}]}\n"
+	const rule = "approval: {rules: [{name: all, signerName: example.com/a, usages: [key encipherment, server auth], maxDuration: 9000h, " +
+		"allow: [commonName, organizations], conditions: [{expression: 'true'}]}]}\n"
 	for name, test := range map[string]struct {
 		config, request string
 		want            []string
 	}{
+		"ML-DSA": {"", mldsa("kubernetes.io/kube-apiserver-client-kubelet", "digital signature", "client auth"),
+			says("approver: Approve, AutoApproved: ", "once it is approved: Sign, if the CA permits it")},
+		"ML-DSA with key encipherment": {"", mldsa("kubernetes.io/kube-apiserver-client-kubelet", "digital signature", "key encipherment", "client auth"),
+			says("approver: Deny, ShapeMismatch: the request for signer kubernetes.io/kube-apiserver-client-kubelet is not approved: "+enciphers+"; ",
+				"once it is approved: Deny, SignerValidationFailure: "+enciphers)},
+		"ML-DSA, a client": {"", mldsa("kubernetes.io/kube-apiserver-client", "client auth"),
+			says("once it is approved: Deny, SignerValidationFailure: validating usages for ml-dsa key: usages must contain at least one of [")},
+		"ML-DSA, a custom signer": {onlySigner + rule, mldsa("example.com/a", "key encipherment", "server auth"),
+			says("approver: Wait, RuleRefused: the request for signer example.com/a is not approved: rule all: "+enciphers+`\nusages must contain`,
+				"once it is approved: Deny, SignerValidationFailure: "+enciphers+`\nusages must contain`)},
 		"sound": {"", document(t), []string{
 			"r: approver: Approve, AutoApproved:", "if the requester has every permission", "r: signer, once it is approved: Sign, if the CA permits it",
 		}},

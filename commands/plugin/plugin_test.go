@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/fips140"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -46,6 +47,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/docs"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
+	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
 
 var fixedNow = time.Date(2026, time.March, 1, 12, 0, 0, 0, time.UTC)
@@ -195,6 +197,7 @@ func TestApprove(t *testing.T) {
 		"only certificates": {more: list(map[string]string{"certificates": sum}), want: "it has no key nodes"},
 		"an unknown list":   {noRight: true, want: "it is unknown whether the node is blocked"},
 		"wrong usages":      {mod: onlySigns, want: "the signer would refuse the request (SignerValidationFailure)"},
+		"ML-DSA":            {mod: mldsa(t, certificatesv1.UsageServerAuth), want: mldsaRefusal},
 		"a subject of ours": {mod: func(obj *request) { obj.Spec.SignerName = certificatesv1.KubeAPIServerClientSignerName }},
 		"masters":           {mod: asClient("", "system:masters"), want: "(SubjectNotPermitted)"},
 		"unknown usage":     {mod: unknownUsage, want: "(UsagesNotPermitted)"},
@@ -243,6 +246,21 @@ func TestApprove(t *testing.T) {
 				t.Errorf("error %v, stored %+v; %q is not in:\n%s%s", err, stored, test.want, out, aside)
 			}
 		})
+	}
+}
+
+// mldsaRefusal is what the plugin says of ML-DSA keys without the usage digital signature. Version v1.0.0 of the FIPS 140-3 module has
+// no ML-DSA.
+var mldsaRefusal = map[bool]string{
+	false: "the signer would refuse the request (SignerValidationFailure): validating usages for ml-dsa key: usages must contain at least one of [",
+	true:  "the signer would refuse the request (KeyNotPermitted): the public key can't be read",
+}[fips140.Version() == "v1.0.0"]
+
+// mldsa makes a request one with an ML-DSA key, for a custom signer.
+func mldsa(t testing.TB, usages ...certificatesv1.KeyUsage) func(*request) {
+	return func(obj *request) {
+		obj.Spec.SignerName, obj.Spec.Usages = "example.com/a", usages
+		obj.Spec.Request = []byte(expect.File(t, "../../pkg/csr/testdata/ML-DSA-65.pem"))
 	}
 }
 

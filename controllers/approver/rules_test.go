@@ -2,6 +2,7 @@ package approver
 
 import (
 	"context"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
@@ -100,6 +101,7 @@ type asked struct {
 	organizations, dns, groups    []string
 	addresses                     []net.IP
 	usages                        []certificatesv1.KeyUsage
+	mldsa                         bool // the key is an ML-DSA key
 }
 
 // FuzzRules compares the rules with their statement in the TLS bootstrapping document, which strictServing and
@@ -111,6 +113,10 @@ func FuzzRules(f *testing.F) {
 	own := []byte{10, 0, 0, 1}
 	f.Add(a, nodes, "", "", []byte{}, "", "system:bootstrap:abcdef", "system:bootstrappers", forClient)
 	f.Add(a, nodes, "", "", []byte{}, "", a, nodes, forClient)
+	f.Add(a, nodes, "", "", []byte{}, "", a, nodes, forClient|8)
+	f.Add(a, nodes, "", "", []byte{}, "", a, nodes, forClient|16)
+	f.Add(a, nodes, "", "", []byte{}, "", a, nodes, forClient|8|16)
+	f.Add(a, nodes, "", "a.example.com", own, "", a, nodes, forServing|8|16)
 	f.Add(a, nodes, "", "", []byte{}, "", "bound", bound+"fac231b39a23dc4da786eff8147c4e72b9807785afee48bb", forClient)
 	f.Add(a, nodes, "", "", []byte{}, "", "bound", bound, forClient)
 	f.Add(a, nodes, "", "a.example.com", own, "", a, nodes, forServing)
@@ -147,6 +153,9 @@ func FuzzRules(f *testing.F) {
 			return
 		}
 		content.checkRules(t, world, obj)
+		if content.mldsa = usages&16 != 0; content.mldsa {
+			req.Cert.PublicKey = new(mldsa.PublicKey)
+		}
 		req.SignerName = servingSigner
 		approver := newKnown()
 		decision, _ := approver.Judge(t.Context(), req, Readers{})
@@ -229,11 +238,11 @@ func (a asked) strictClient() []string {
 	return names
 }
 
-// onlyUsages reports whether the usages are those of the TLS bootstrapping document for purpose.
+// onlyUsages reports whether the usages are those of the TLS bootstrapping document for purpose. An ML-DSA key can't encipher.
 func (a asked) onlyUsages(purpose certificatesv1.KeyUsage) bool {
 	return slices.Contains(a.usages, "digital signature") && slices.Contains(a.usages, purpose) &&
 		!slices.ContainsFunc(a.usages, func(usage certificatesv1.KeyUsage) bool {
-			return usage != "digital signature" && usage != "key encipherment" && usage != purpose
+			return usage != "digital signature" && (usage != "key encipherment" || a.mldsa) && usage != purpose
 		})
 }
 

@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/mldsa"
 	"crypto/rsa"
 	"crypto/x509/pkix"
 	"fmt"
@@ -179,20 +180,30 @@ func (p Profile) LifetimeOf(requested time.Duration) time.Duration {
 	return min(max(requested, p.config.MinLifetime), p.config.MaxLifetime)
 }
 
-const (
-	// MaxRSABits is the length of the longest RSA key that is verified or signed. Twice the length costs at least
-	// four times the time. crypto/tls refuses longer keys too.
-	MaxRSABits = 8192
+// MaxRSABits is the length of the longest RSA key that is verified or signed. Twice the length costs at least
+// four times the time. crypto/tls refuses longer keys too.
+const MaxRSABits = 8192
 
-	// PermittedKeys lists the keys that a certificate can be for.
-	PermittedKeys = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
-)
+// CheckMLDSA returns why this program has no ML-DSA keys, or nil. Version v1.0.0 of Go's FIPS 140-3 module has none.
+func CheckMLDSA() error {
+	_, err := mldsa.NewPublicKey(mldsa.MLDSA44(), make([]byte, mldsa.MLDSA44().PublicKeySize()))
+	return err
+}
+
+// PermittedKeys lists the keys that a certificate can be for.
+func PermittedKeys() string {
+	const others = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521"
+	if CheckMLDSA() != nil {
+		return others + ", or Ed25519"
+	}
+	return others + ", Ed25519, or ML-DSA-44, ML-DSA-65 or ML-DSA-87"
+}
 
 // CheckKey returns why no certificate is ever signed for the public key, or nil. It does no arithmetic on the key, so
 // it can run before a signature is verified with the key.
 func CheckKey(public crypto.PublicKey) *Violation {
 	refuse := func(format string, args ...any) *Violation {
-		return &Violation{Reason: "KeyNotPermitted", Message: fmt.Sprintf(format, args...) + "; " + PermittedKeys}
+		return &Violation{Reason: "KeyNotPermitted", Message: fmt.Sprintf(format, args...) + "; " + PermittedKeys()}
 	}
 	switch key := public.(type) {
 	case *rsa.PublicKey:
@@ -209,7 +220,7 @@ func CheckKey(public crypto.PublicKey) *Violation {
 		default:
 			return refuse("ECDSA keys on the curve %s are not permitted", key.Curve.Params().Name)
 		}
-	case ed25519.PublicKey:
+	case ed25519.PublicKey, *mldsa.PublicKey:
 	default:
 		return refuse("public keys of type %T are not permitted", public)
 	}

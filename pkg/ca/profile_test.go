@@ -3,6 +3,8 @@ package ca_test
 import (
 	"crypto"
 	"crypto/ecdh"
+	"crypto/fips140"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509/pkix"
@@ -74,6 +76,10 @@ func TestProfileChecksKeys(t *testing.T) {
 	of := func(kind string) crypto.PublicKey { return keys[kind]().Public() }
 	x25519 := must(ecdh.X25519().GenerateKey(rand.Reader)).PublicKey()
 	const more = " is too weak: at least 2048 bits are needed"
+	permitted := "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, Ed25519, or ML-DSA-44, ML-DSA-65 or ML-DSA-87"
+	if fips140.Version() == "v1.0.0" { // GOFIPS140
+		permitted = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+	}
 	for name, test := range map[string]struct {
 		minimum int
 		key     crypto.PublicKey
@@ -85,6 +91,7 @@ func TestProfileChecksKeys(t *testing.T) {
 		"RSA of 2048 bits":            {0, of("RSA-2048"), "", ""},
 		"RSA of 2047 bits":            {0, rsaOf(2047, 65537), "RSA key of 2047 bits" + more, ""},
 		"RSA of 2048 bits, too short": {3072, of("RSA-2048"), "RSA key of 2048 bits is too weak: at least 3072 bits are needed", ""},
+		"ML-DSA":                      {0, new(mldsa.PublicKey), "", ""},
 		"X25519":                      {0, x25519, "", "public keys of type *ecdh.PublicKey"},
 		"unknown to Go":               {0, struct{}{}, "", "public keys of type struct {}"},
 		"RSA of 8193 bits":            {0, rsaOf(8193, 65537), "", "RSA keys of 8193 bits"},
@@ -97,7 +104,7 @@ func TestProfileChecksKeys(t *testing.T) {
 		case test.weak != "":
 			want = "KeyTooWeak: " + test.weak
 		case test.never != "":
-			want = "KeyNotPermitted: " + test.never + " are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+			want = "KeyNotPermitted: " + test.never + " are not permitted; " + permitted
 		}
 		expect.Equal(t, name, checked(ca.ProfileConfig{MinRSABits: test.minimum}, ca.Request{PublicKey: test.key}), want)
 	}

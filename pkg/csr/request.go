@@ -132,7 +132,7 @@ func (l Limits) parsePayload(data []byte) (*x509.CertificateRequest, []asn1.RawV
 	key, err := x509.ParsePKIXPublicKey(info.PublicKey.Raw) // it does no arithmetic on the key
 	if err != nil {
 		return nil, nil, &Refused{ReasonKeyNotPermitted,
-			fmt.Sprintf("the public key can't be read: %v; %s", err, ca.PermittedKeys)}
+			fmt.Sprintf("the public key can't be read: %v; %s", err, ca.PermittedKeys())}
 	}
 	if violation := ca.CheckKey(key); violation != nil {
 		return nil, nil, &Refused{violation.Reason, violation.Message}

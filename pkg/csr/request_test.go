@@ -369,7 +369,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		return "RequestTooLarge: " + message + " (requestLimits." + setting + ")"
 	}
 	badKey := func(message string) string {
-		return "KeyNotPermitted: " + message + "; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519"
+		return "KeyNotPermitted: " + message + "; " + ca.PermittedKeys()
 	}
 	attributes := tooLarge("the subject has more than 256 attributes", "maxSubjectAttributes")
 	thousand := tooLarge("the request asks for more than 1000 names and addresses", "maxNames")
@@ -383,7 +383,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		said.Attributes = slices.Repeat([]asn1.RawValue{attribute(asn1.ObjectIdentifier{1, 2, 3}, raw([]int{1}, "set"))}, 101)
 	}
 	secp256k1 := key(raw(asn1.ObjectIdentifier{1, 3, 132, 0, 10}), []byte{4, 1, 1}, 1, 2, 840, 10045, 2, 1)
-	mlDSA := key(asn1.RawValue{}, make([]byte, 1952), 2, 16, 840, 1, 101, 3, 4, 3, 18)
+	slhDSA := key(asn1.RawValue{}, make([]byte, 32), 2, 16, 840, 1, 101, 3, 4, 3, 20)
 	usual := csr.Limits{}
 	for name, test := range map[string]struct {
 		limits csr.Limits
@@ -405,7 +405,7 @@ func TestParseRefusesBeforeItReads(t *testing.T) {
 		"RSA of 8192 bits": {usual, rsaKey(8192, 65537), ""},
 		"RSA of 8193 bits": {usual, rsaKey(8193, 65537), badKey("RSA keys of 8193 bits are not permitted")},
 		"secp256k1":        {usual, secp256k1, badKey("the public key can't be read: x509: unsupported elliptic curve")},
-		"ML-DSA-65":        {usual, mlDSA, badKey("the public key can't be read: x509: unknown public key algorithm")},
+		"SLH-DSA":          {usual, slhDSA, badKey("the public key can't be read: x509: unknown public key algorithm")},
 	} {
 		expect.Equal(t, name, refusal(test.limits, withRequest(derOf(test.change))), test.want)
 	}
@@ -567,6 +567,10 @@ func FuzzParse(f *testing.F) {
 	f.Add(der(nodeRequest()))
 	f.Add(der(serving))
 	f.Add(der(&x509.CertificateRequest{}))
+	for _, kind := range mldsaKinds {
+		pqc, _ := pem.Decode(mldsaRequest(f, kind))
+		f.Add(pqc.Bytes)
+	}
 	f.Add(derOf(node(attr(oidUserID, "a"), attr(oidCommonName, "b"))))
 	f.Add(derOf(node(attr(oidOrganization, asn1.RawValue{Tag: asn1.TagT61String, Bytes: []byte{0xfc}}))))
 	f.Add(derOf(extensions(pkix.Extension{Id: oidBasicConstraints, Value: []byte{0x30, 3, 1, 1, 0xff}})))
@@ -654,6 +658,7 @@ func FuzzPayload(f *testing.F) {
 		[]byte(strings.TrimSpace(string(good))),
 		[]byte(strings.ReplaceAll(string(good), "\n", "\r\n")), []byte(strings.Replace(string(good), "\n", "\nComment: a\n\n", 1)),
 		append(block("OTHER", []byte{1}), good...), block("CERTIFICATE REQUEST", append(der(nodeRequest()), 0)),
+		mldsaRequest(f, "ML-DSA-44"), mldsaRequest(f, "ML-DSA-87"),
 	} {
 		f.Add(seed)
 	}

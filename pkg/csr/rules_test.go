@@ -1,6 +1,7 @@
 package csr_test
 
 import (
+	"crypto/mldsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
@@ -28,11 +29,12 @@ func common(name string) ask { return func(req *csr.Request) { req.Cert.Subject.
 func orgs(names ...string) ask {
 	return func(req *csr.Request) { req.Cert.Subject.Organization = names }
 }
-func usages(usages ...usage) ask { return func(req *csr.Request) { req.Usages = usages } }
-func dns(names ...string) ask    { return func(req *csr.Request) { req.Cert.DNSNames = names } }
-func emails(req *csr.Request)    { req.Cert.EmailAddresses = []string{"a@example.com"} }
-func addresses(req *csr.Request) { req.Cert.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
-func uris(req *csr.Request)      { req.Cert.URIs = []*url.URL{{Scheme: "urn", Opaque: "a"}} }
+func usages(usages ...usage) ask   { return func(req *csr.Request) { req.Usages = usages } }
+func postQuantum(req *csr.Request) { req.Cert.PublicKey = new(mldsa.PublicKey) }
+func dns(names ...string) ask      { return func(req *csr.Request) { req.Cert.DNSNames = names } }
+func emails(req *csr.Request)      { req.Cert.EmailAddresses = []string{"a@example.com"} }
+func addresses(req *csr.Request)   { req.Cert.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
+func uris(req *csr.Request)        { req.Cert.URIs = []*url.URL{{Scheme: "urn", Opaque: "a"}} }
 
 // broken is a rule of a shape: its error, and changes that break it.
 type broken struct {
@@ -56,6 +58,11 @@ var (
 func TestShapes(t *testing.T) {
 	const signing, encipherment, client, server = "digital signature", "key encipherment", "client auth", "server auth"
 	const invalid = "invalid usage for client certificate: "
+	const mldsaUsages = "validating usages for ml-dsa key: "
+	const enciphers, signs = "usage key encipherment cannot be used with an ML-DSA signed certificate request",
+		"usages must contain at least one of [cert sign content commitment crl sign digital signature]"
+	enciphering := func(req *csr.Request) { postQuantum(req); req.Usages = append(slices.Clone(req.Usages), encipherment) }
+	pqc := func(all ...usage) ask { return func(req *csr.Request) { postQuantum(req); usages(all...)(req) } }
 	for name, test := range map[string]struct {
 		shape    func(*csr.Request) error
 		smallest []ask
@@ -64,28 +71,41 @@ func TestShapes(t *testing.T) {
 	}{
 		"kubelet client": {
 			csr.KubeletClientShape, []ask{orgs("system:nodes"), common("system:node:a"), usages(signing, client)},
-			[]ask{usages(client, encipherment, signing), common("system:node:")},
+			[]ask{usages(client, encipherment, signing), common("system:node:"), postQuantum},
 			[]broken{organization, noDNS, noEmail, noIP, noURI, nodeName, {
 				"usages did not match [client auth digital signature key encipherment]",
 				[]ask{usages(), usages(signing, encipherment), usages(encipherment, client), usages(signing, client, server), usages("signing", client)},
-			}},
+			}, {mldsaUsages + enciphers, []ask{enciphering}}},
 		},
 		"kubelet serving": {
 			csr.KubeletServingShape, []ask{orgs("system:nodes"), common("system:node:a"), usages(signing, server), dns("a")},
-			[]ask{usages(server, signing, encipherment), common("system:node:"), addresses, func(req *csr.Request) { dns()(req); addresses(req) }},
+			[]ask{usages(server, signing, encipherment), common("system:node:"), postQuantum, addresses, func(req *csr.Request) { dns()(req); addresses(req) }},
 			[]broken{organization, {"DNS or IP subjectAltName is required", []ask{dns()}}, noEmail, noURI, {
 				"usages did not match [digital signature key encipherment server auth]",
 				[]ask{usages(encipherment, server), usages(signing, encipherment), usages(signing, server, client)},
-			}, nodeName},
+			}, {mldsaUsages + enciphers, []ask{enciphering}}, nodeName},
 		},
 		"client": {
 			csr.APIServerClientShape, []ask{usages(client)},
-			[]ask{usages(signing, encipherment, client), orgs("system:masters"), dns("a"), emails, addresses, uris},
+			[]ask{usages(signing, encipherment, client), orgs("system:masters"), dns("a"), emails, addresses, uris, pqc(client, signing)},
 			[]broken{
 				{"missing required usage for client certificate: client auth", []ask{usages(), usages(signing, encipherment)}},
 				{invalid + "server auth", []ask{usages(client, server), usages(server, "any")}},
-				{invalid + "signing", []ask{usages("signing", client)}},
+				{invalid + "signing", []ask{usages("signing", client), pqc("signing", client)}},
+				{mldsaUsages + signs, []ask{pqc(client)}},
+				{mldsaUsages + enciphers, []ask{pqc(signing, client, encipherment)}},
+				{mldsaUsages + enciphers + "\n" + signs, []ask{pqc(client, encipherment)}},
 			},
+		},
+		"custom": {
+			(*csr.Request).CheckMLDSAUsages, []ask{usages(encipherment, "key agreement", "magic")},
+			[]ask{pqc(signing, server), pqc("content commitment"), pqc("cert sign", "code signing"), pqc("crl sign", "magic"), usages()},
+			[]broken{{mldsaUsages + strings.Join([]string{
+				strings.Replace(enciphers, "key encipherment", "data encipherment", 1), strings.Replace(enciphers, "key encipherment", "decipher only", 1),
+				strings.Replace(enciphers, "key encipherment", "encipher only", 1), strings.Replace(enciphers, "key encipherment", "key agreement", 1),
+				enciphers, signs,
+			}, "\n"), []ask{pqc(encipherment, "encipher only", "key agreement", "decipher only", "data encipherment", encipherment, server)}},
+				{mldsaUsages + signs, []ask{pqc(), pqc("signing"), pqc("Digital Signature")}}},
 		},
 	} {
 		check := func(want string, changes ...ask) {
@@ -105,7 +125,7 @@ func TestShapes(t *testing.T) {
 				check(rule.want, change)
 			}
 			for _, later := range test.rules[i+1:] {
-				if name != "client" { // its rules are all about usages
+				if name != "client" && name != "custom" { // its rules are all about usages
 					check(rule.want, rule.changes[0], later.changes[0])
 				}
 			}

@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"crypto/mldsa"
 	"crypto/x509"
 	"errors"
 	"fmt"
@@ -43,7 +44,7 @@ func KubeletClientShape(req *Request) error {
 	if !isUsageSet(req.Usages, certificatesv1.UsageClientAuth) {
 		return errors.New("usages did not match [client auth digital signature key encipherment]")
 	}
-	return nil
+	return req.CheckMLDSAUsages()
 }
 
 // KubeletServingShape returns why req can't become a kubelet's serving certificate, or nil.
@@ -62,6 +63,9 @@ func KubeletServingShape(req *Request) error {
 	if !isUsageSet(req.Usages, certificatesv1.UsageServerAuth) {
 		return errors.New("usages did not match [digital signature key encipherment server auth]")
 	}
+	if err := req.CheckMLDSAUsages(); err != nil {
+		return err
+	}
 	return checkNodeCommonName(req)
 }
 
@@ -76,6 +80,32 @@ func APIServerClientShape(req *Request) error {
 	}
 	if !slices.Contains(req.Usages, certificatesv1.UsageClientAuth) {
 		return fmt.Errorf("missing required usage for client certificate: %s", certificatesv1.UsageClientAuth)
+	}
+	return req.CheckMLDSAUsages()
+}
+
+// CheckMLDSAUsages returns why a certificate with the ML-DSA key of r must not have the requested usages (RFC 9881 section 5),
+// or nil. An ML-DSA key only signs. From Kubernetes 1.38 on, the API server checks this for every signer.
+func (r *Request) CheckMLDSAUsages() error {
+	if _, is := r.Cert.PublicKey.(*mldsa.PublicKey); !is {
+		return nil
+	}
+	var wrong []error
+	signs := false
+	for _, usage := range slices.Compact(slices.Sorted(slices.Values(r.Usages))) {
+		switch usage {
+		case certificatesv1.UsageKeyEncipherment, certificatesv1.UsageKeyAgreement, certificatesv1.UsageDataEncipherment,
+			certificatesv1.UsageEncipherOnly, certificatesv1.UsageDecipherOnly:
+			wrong = append(wrong, fmt.Errorf("usage %s cannot be used with an ML-DSA signed certificate request", usage))
+		case certificatesv1.UsageDigitalSignature, certificatesv1.UsageContentCommitment, certificatesv1.UsageCertSign, certificatesv1.UsageCRLSign:
+			signs = true
+		}
+	}
+	if !signs {
+		wrong = append(wrong, errors.New("usages must contain at least one of [cert sign content commitment crl sign digital signature]"))
+	}
+	if err := errors.Join(wrong...); err != nil {
+		return fmt.Errorf("validating usages for ml-dsa key: %w", err)
 	}
 	return nil
 }

@@ -42,10 +42,12 @@ func ComponentSubjects() []string {
 // signer permits. The violation becomes the reason and message of a Failed condition. The rules of kube-controller-manager
 // come first and keep its reason and texts.
 func (r *Request) Check(profile ca.Profile) *ca.Violation {
+	shape := (*Request).CheckMLDSAUsages
 	if builtin, found := BuiltinSigner(r.SignerName); found {
-		if err := builtin.Shape(r); err != nil {
-			return &ca.Violation{Reason: "SignerValidationFailure", Message: err.Error()}
-		}
+		shape = builtin.Shape
+	}
+	if err := shape(r); err != nil {
+		return &ca.Violation{Reason: "SignerValidationFailure", Message: err.Error()}
 	}
 	if len(r.UnknownUsages) > 0 {
 		return &ca.Violation{Reason: "UsagesNotPermitted", Message: fmt.Sprintf("unrecognized usage values: %+q", r.UnknownUsages)}

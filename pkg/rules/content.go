@@ -170,12 +170,14 @@ func (r Rule) checkUsages(s *Subject) csr.Objection {
 	if i := slices.IndexFunc(s.Usages, other); i >= 0 {
 		return objectf("usage %+q is not one of %q", csr.Shorten(string(s.Usages[i])), r.Usages)
 	}
-	signs := slices.Contains(s.Usages, certificatesv1.UsageDigitalSignature)
+	signs, wrong := slices.Contains(s.Usages, certificatesv1.UsageDigitalSignature), s.CheckMLDSAUsages()
 	switch {
 	case len(s.Usages) == 0:
 		return objectf("the request has none of the usages %q", r.Usages)
 	case r.Preset != "" && (!signs || len(s.Cert.ExtKeyUsage) == 0):
 		return objectf("usages %q are too few: a digital signature and a purpose are needed, of %q", s.Usages, r.Usages)
+	case wrong != nil: // the signer never signs it
+		return csr.Objection(wrong.Error())
 	}
 	return csr.NoObjection
 }

@@ -1,9 +1,11 @@
 package rules_test
 
 import (
+	"cmp"
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -63,7 +65,11 @@ func TestRule(t *testing.T) {
 		"no names at all":            but("the request asks for no name, no address and no subject", names()),
 		"half an address":            but(`DNS name "127.1" is an address`, names("127.1")),
 		"too long":                   but(tooLong, lives(168*time.Hour+time.Second)),
-		"no usage":                   but(`the request has none of the usages ["digital signature" "key encipherment" "server auth"]`, usages("")),
+		"key encipherment, ML-DSA": but("validating usages for ml-dsa key: usage key encipherment cannot be used with an ML-DSA signed certificate request",
+			usages("digital signature, key encipherment, server auth"), postQuantum),
+		"server auth alone, ML-DSA": but("validating usages for ml-dsa key: usages must contain at least one of [cert sign content commitment crl sign "+
+			"digital signature]", postQuantum),
+		"no usage": but(`the request has none of the usages ["digital signature" "key encipherment" "server auth"]`, usages("")),
 	}, "names"))
 	clients := everything()
 	clients.Usages = []certificatesv1.KeyUsage{"client auth", "any", "server auth"}
@@ -364,6 +370,7 @@ type trial struct {
 	content x509.CertificateRequest
 	obj     certificatesv1.CertificateSigningRequest
 	facts   rules.Subject
+	public  crypto.PublicKey // in place of the key, unless it is nil
 }
 
 var ecdsaKey = sync.OnceValue(func() crypto.Signer { return must(ecdsa.GenerateKey(elliptic.P256(), rand.Reader)) })
@@ -432,6 +439,7 @@ func emails(all ...string) change { return func(r *trial) { r.content.EmailAddre
 func address(r *trial)            { r.content.IPAddresses = []net.IP{net.IPv4(10, 0, 0, 1)} }
 func email(r *trial)              { r.content.EmailAddresses = []string{"a@example.com"} }
 func unit(r *trial)               { r.content.Subject.OrganizationalUnit = []string{"unit"} }
+func postQuantum(r *trial)        { r.public = new(mldsa.PublicKey) }
 func noUID(r *trial)              { r.obj.Spec.UID = "" }
 func unreadable(r *trial) {
 	r.facts.Gone = func() (csr.Objection, error) { return csr.NoObjection, errors.New("down") }
@@ -458,6 +466,7 @@ func (r *trial) subject() *rules.Subject {
 	subject := r.facts
 	subject.Request = must(csr.Parse(&r.obj))
 	subject.SignerName = "example.com/serving"
+	subject.Cert.PublicKey = cmp.Or(r.public, subject.Cert.PublicKey)
 	return &subject
 }
 

@@ -111,6 +111,8 @@ func checkContent(req *csr.Request) []judge.Decision {
 		"organization is %q, but must be exactly system:nodes", csr.ShortenAll(subject.Organization))
 	deny(!req.HasServingUsages(), "UsagesNotPermitted",
 		"usages are %q, but must be digital signature and server auth, with or without key encipherment", req.Usages)
+	wrong := req.CheckMLDSAUsages()
+	deny(wrong != nil, "UsagesNotPermitted", "%v", wrong)
 	deny(len(req.Cert.EmailAddresses) > 0, "SANTypeNotPermitted",
 		"e-mail addresses %q are not permitted", csr.ShortenAll(req.Cert.EmailAddresses))
 	deny(len(req.Cert.URIs) > 0, "SANTypeNotPermitted", "%d URI(s) are not permitted", len(req.Cert.URIs))

@@ -1,6 +1,7 @@
 package serving
 
 import (
+	"crypto/mldsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"fmt"
@@ -75,6 +76,18 @@ func TestNamesWithoutFactsWait(t *testing.T) {
 			t.Errorf("%s: %+v, want %s", name, got, test.want)
 		}
 	}
+}
+
+// TestMLDSA checks that an ML-DSA key gets no key encipherment: the signer refuses it too.
+func TestMLDSA(t *testing.T) {
+	facts := Facts{Entry: &inventory.Entry{SANs: []san.SAN{san.Parse("10.0.0.1")}}, Names: map[san.SAN]Name{san.Parse("10.0.0.1"): {}}}
+	req := asks("a", "10.0.0.1")
+	req.Cert.PublicKey = new(mldsa.PublicKey)
+	expect.Equal(t, "reason", policy.Judge(req, facts).Reason, "AutoApproved")
+	req.Usages = append(req.Usages, certificatesv1.UsageKeyEncipherment)
+	expect.Equal(t, "decision", policy.Judge(req, facts), judge.Deny.Because("UsagesNotPermitted", "the request for signer %s is not approved: "+
+		"validating usages for ml-dsa key: usage key encipherment cannot be used with an ML-DSA signed certificate request; a new request is needed",
+		certificatesv1.KubeletServingSignerName))
 }
 
 // TestOtherSigners checks that a request for another signer is left to others.

@@ -8,6 +8,7 @@ import (
 	"crypto"
 	"crypto/ecdsa"
 	"crypto/ed25519"
+	"crypto/mldsa"
 	"crypto/rsa"
 	"fmt"
 	"regexp/syntax"
@@ -89,8 +90,8 @@ func Variables() []Variable {
 		{"request.uris", "URIs as the certificate would hold them", csr.MaxURI, texts},
 		{"request.usages", "usages as in `spec.usages`", 0, texts},
 		{"request.duration", "lifetime of the certificate that would be issued: the requested one, or the default of the signer, within its limits", 0, apiservercel.DurationType},
-		{"request.key.algorithm", "`RSA`, `ECDSA` or `Ed25519`", 16, text},
-		{"request.key.bits", "size of the key", 0, apiservercel.IntType},
+		{"request.key.algorithm", "`RSA`, `ECDSA`, `Ed25519`, `ML-DSA-44`, `ML-DSA-65` or `ML-DSA-87`", 16, text},
+		{"request.key.bits", "size of the key: of RSA the modulus, of ECDSA the curve, of others the public key", 0, apiservercel.IntType},
 		{"requester.username", "user name", 1024, text},
 		{"requester.uid", "UID, or an empty text", 128, text},
 		{"requester.groups", "groups", 0, texts},
@@ -340,6 +341,8 @@ func keyOf(public crypto.PublicKey) (algorithm string, bits int) {
 		return "ECDSA", key.Curve.Params().BitSize
 	case ed25519.PublicKey:
 		return "Ed25519", 256
+	case *mldsa.PublicKey:
+		return key.Parameters().String(), 8 * key.Parameters().PublicKeySize()
 	}
 	return "", 0
 }

@@ -5,6 +5,8 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/fips140"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
@@ -95,7 +97,15 @@ func TestConditions(t *testing.T) {
 		expect.Equal(t, expression, got, want)
 	}
 	_, ed, err := ed25519.GenerateKey(rand.Reader)
-	for algorithm, key := range map[string]crypto.Signer{"RSA 2048": must(rsa.GenerateKey(rand.Reader, 2048)), "Ed25519 256": must(ed, err)} {
+	keys := map[string]crypto.Signer{"RSA 2048": must(rsa.GenerateKey(rand.Reader, 2048)), "Ed25519 256": must(ed, err)}
+	for algorithm, parameters := range map[string]mldsa.Parameters{
+		"ML-DSA-44 10496": mldsa.MLDSA44(), "ML-DSA-65 15616": mldsa.MLDSA65(), "ML-DSA-87 20736": mldsa.MLDSA87(),
+	} {
+		if fips140.Version() != "v1.0.0" { // that FIPS 140-3 module has no ML-DSA
+			keys[algorithm] = must(mldsa.GenerateKey(parameters))
+		}
+	}
+	for algorithm, key := range keys {
 		got := program(t, csr.DefaultLimits, "request.key.algorithm + ' ' + string(request.key.bits) == '"+algorithm+"'").Check(t.Context(), web(key))
 		expect.Equal(t, algorithm, got, csr.NoObjection)
 	}
