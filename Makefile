@@ -111,11 +111,11 @@ nightly: ## run what takes too long for every change (hack/nightly/parts.yaml); 
 SHELLCHECK := $(shell command -v shellcheck)
 
 .PHONY: lint
-lint: ## run golangci-lint, also in the modules hack/image, hack/docs and test/importer, actionlint, and shellcheck if it is installed
+lint: ## run golangci-lint, also in the modules hack/image, hack/docs, test/importer and test/kubernetes138, actionlint, and shellcheck if it is installed
 	go tool -modfile=hack/actionlint.mod actionlint -shellcheck="$(SHELLCHECK)" -pyflakes=
 	$(if $(SHELLCHECK),shellcheck -x -P . $$(git ls-files '*.sh' .ci),@echo "no shellcheck: the scripts are not checked")
 	$(TOOL) golangci-lint run ./...
-	for module in hack/image hack/docs test/importer; do (cd $$module && go tool -modfile=../../hack/tools.mod golangci-lint run ./...); done
+	for module in hack/image hack/docs test/importer test/kubernetes138; do (cd $$module && go tool -modfile=../../hack/tools.mod golangci-lint run ./...); done
 
 .PHONY: generate
 generate: ## generate roles and the API in config and their copies in the chart, docs/reference, the list of licences, and hack/api, the exported API

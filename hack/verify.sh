@@ -11,18 +11,18 @@ hack/copy.sh "$copy"
   make --no-print-directory generate >/dev/null
   go mod tidy
   (cd hack && for file in tools helm krew gremlins actionlint; do go mod verify -modfile=$file.mod >/dev/null; done)
-  for module in hack/image hack/docs test/importer; do (cd $module && go mod tidy && go mod verify >/dev/null); done
+  for module in hack/image hack/docs test/importer test/kubernetes138; do (cd $module && go mod tidy && go mod verify >/dev/null); done
   gofmt -l -w . >/dev/null
 )
 status=0
-for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files docs/reference hack/api go.mod go.sum {hack/image,hack/docs,test/importer}/go.{mod,sum} $(git ls-files --cached --others --exclude-standard '*.go'); do
+for path in config/rbac config/crd config/kubelet-serving config/node-identity charts/csr-controller-manager/files docs/reference hack/api go.mod go.sum {hack/image,hack/docs,test/importer,test/kubernetes138}/go.{mod,sum} $(git ls-files --cached --others --exclude-standard '*.go'); do
   [ -e "$path" ] || continue
   diff -ru "$path" "$copy/$path" || status=1
 done
 [ $status -eq 0 ] || echo "verify: run 'make generate', 'go mod tidy' and 'gofmt -w .'" >&2
 hack/size.sh || status=1
 hack/vuln.sh --control || status=1
-for module in hack/docs test/importer; do (cd $module && go vet ./... && go test -count=1 ./...) || status=1; done
+for module in hack/docs test/importer test/kubernetes138; do (cd $module && go vet ./... && go test -count=1 ./...) || status=1; done
 # A program that was built by hand does not belong into the repository.
 large=$(git ls-files -z --cached --others --exclude-standard | xargs -0 sh -c 'find "$@" -maxdepth 0 -size +1M' sh 2>/dev/null || true)
 if [ -n "$large" ]; then
