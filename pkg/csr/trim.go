@@ -20,8 +20,9 @@ var (
 	oversizedRequest = []byte("oversized for csr-controller-manager: ")
 )
 
-// mostCached is the most bytes of an unfinished request in the cache. A kubelet's request has about 1 kB.
-const mostCached = 8 << 10
+// mostCached is the most bytes of an unfinished request in the cache. A kubelet's request has about 1 kB, and with an ML-DSA-87 key
+// almost 11 kB.
+const mostCached = 12 << 10
 
 // cutName stands between the start of a name and the UID of its object, if the cache does not hold the name. No API server
 // stores a name with this character.
@@ -34,7 +35,7 @@ const cutName = "%"
 //
 //   - finished, or for a signer of others: Trimmed. No controller needs more of it.
 //   - above the limits: Oversized. Parse refuses it with the same message.
-//   - above 8 KiB: Large. It is read from the API server whenever it is judged.
+//   - above 12 KiB: Large. It is read from the API server whenever it is judged.
 //
 // These stay: name, UID, resourceVersion, times, signer, the name of the requester, the types, statuses and times of conditions,
 // and a short record of the certificate. Of an Oversized or a Large one stay the UID and the credential of the requester too, and
@@ -94,7 +95,7 @@ func Oversized(obj *certificatesv1.CertificateSigningRequest) bool {
 	return bytes.HasPrefix(obj.Spec.Request, oversizedRequest) && !bytes.Contains(obj.Spec.Request, []byte("\n"))
 }
 
-// Large reports whether Trim has removed the content of obj because it is above 8 KiB. It must be read before it is judged.
+// Large reports whether Trim has removed the content of obj because it is above 12 KiB. It must be read before it is judged.
 func Large(obj *certificatesv1.CertificateSigningRequest) bool {
 	return bytes.Equal(obj.Spec.Request, largeRequest)
 }

@@ -171,10 +171,14 @@ func TestTrimTooLarge(t *testing.T) {
 		large bool
 	}{
 		"as large as the limit": {most: 5000, edits: []edit{sized(5000)}},
-		"above 8 KiB":           {edits: []edit{sized(9000)}, large: true},
-		"above 8 KiB, approved": {edits: []edit{sized(9000), conditions("Approved@1m")}, large: true},
-		"annotations above 8 KiB": {edits: []edit{func(obj *request) {
-			obj.Annotations = map[string]string{"a": strings.Repeat("a", 9000)}
+		"an ML-DSA-87 key, 1 kB of names": {edits: []edit{func(obj *request) {
+			obj.Status = certificatesv1.CertificateSigningRequestStatus{}
+			obj.Spec.Request = append(mldsaRequest(t, "ML-DSA-87"), bytes.Repeat([]byte("x"), 1000)...)
+		}}},
+		"above 12 KiB":           {edits: []edit{sized(13_000)}, large: true},
+		"above 12 KiB, approved": {edits: []edit{sized(13_000), conditions("Approved@1m")}, large: true},
+		"annotations above 12 KiB": {edits: []edit{func(obj *request) {
+			obj.Annotations = map[string]string{"a": strings.Repeat("a", 13_000)}
 		}}, large: true},
 		"above the default":            {edits: []edit{sized(1 << 20)}, want: "spec.request has more than 131072 bytes (requestLimits.maxRequestBytes)"},
 		"above another limit":          {most: 5000, edits: []edit{sized(5001)}, want: "spec.request has more than 5000 bytes (requestLimits.maxRequestBytes)"},
