@@ -21,7 +21,6 @@ import (
 	"time"
 
 	admissionv1 "k8s.io/api/admissionregistration/v1"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	certificatesv1 "k8s.io/api/certificates/v1"
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -30,7 +29,6 @@ import (
 	rbacv1 "k8s.io/api/rbac/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/keyutil"
@@ -206,25 +204,8 @@ func (w *world) certificate(ctx context.Context) (*certificatesv1.CertificateSig
 	if err != nil {
 		return nil, err
 	}
-	user, err := whoIs(ctx, w.served.Config, &pair)
+	user, err := kit.WhoIs(ctx, w.served.Config, &pair)
 	return obj, errors.Join(err, kit.OrError(err != nil || user == userName, "the API server takes %s for %q", obj.Name, user))
-}
-
-// whoIs returns the user that server identifies by pair.
-func whoIs(ctx context.Context, server *rest.Config, pair *tls.Certificate) (string, error) {
-	config := rest.AnonymousClientConfig(server)
-	tlsConfig, err := rest.TLSConfigFor(config)
-	if err != nil {
-		return "", err
-	}
-	tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
-	used := &http.Client{Transport: &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}, Timeout: kit.Patience}
-	asking, err := authenticationclient.NewForConfigAndClient(config, used)
-	if err != nil {
-		return "", err
-	}
-	review, err := asking.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	return review.Status.UserInfo.Username, err
 }
 
 // TestHostedControlPlane rotates the CA of a tenant whose API server mounts its client CAs from a Secret at home. Requests are signed
@@ -265,7 +246,7 @@ func TestHostedControlPlane(t *testing.T) {
 	kit.Check(t, status.Signing.KeyID == signing && status.LastRetired.KeyID == old, "%+v", status)
 
 	pair := kit.Must(tls.X509KeyPair(w.served.CA.CertPEM, w.served.CA.KeyPEM))(t)
-	_, err := whoIs(t.Context(), w.served.Config, &pair)
+	_, err := kit.WhoIs(t.Context(), w.served.Config, &pair)
 	kit.Check(t, apierrors.IsUnauthorized(err), "the served API server still trusts the old CA: %v", err)
 	w.readsNoKey(t)
 	w.steeredNothing(t)

@@ -3,9 +3,11 @@ package kit
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -25,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
+	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	reviewsv1 "k8s.io/client-go/kubernetes/typed/authorization/v1"
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -335,6 +338,25 @@ func AccountConfig(t testing.TB, cfg *rest.Config, admin client.Client, account 
 func ServiceAccountConfig(t testing.TB) *rest.Config {
 	t.Helper()
 	return TokenOf(t, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: SystemNamespace, Name: ManagerAccount}})
+}
+
+// WhoIs returns the user that server identifies by pair, over a connection of its own. It presents pair whatever CAs the server names:
+// crypto/tls by default would present nothing then, and client-go would keep a transport for each pair.
+func WhoIs(ctx context.Context, server *rest.Config, pair *tls.Certificate) (string, error) {
+	config := rest.AnonymousClientConfig(server)
+	config.QPS = -1
+	tlsConfig, err := rest.TLSConfigFor(config)
+	if err != nil {
+		return "", err
+	}
+	tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
+	transport := &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}
+	asking, err := authenticationclient.NewForConfigAndClient(config, &http.Client{Transport: transport, Timeout: Patience})
+	if err != nil {
+		return "", err
+	}
+	review, err := asking.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	return review.Status.UserInfo.Username, err
 }
 
 // Grant binds a ClusterRole to a user for the duration of the test, and waits until the API server knows it.

@@ -11,22 +11,18 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
 	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
-	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
-	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
@@ -293,29 +289,10 @@ func pairOf(t *testing.T, certPEM []byte, key crypto.Signer) tls.Certificate {
 // the certificate.
 func (r *rotating) isTakenFor(t *testing.T, pair tls.Certificate, user string) {
 	t.Helper()
-	switch got, err := whoIs(t.Context(), r.Config, &pair); {
+	switch got, err := kit.WhoIs(t.Context(), r.Config, &pair); {
 	case user == "" && !apierrors.IsUnauthorized(err):
 		t.Errorf("the certificate of %s is not refused: the API server knows %q, error %v", pair.Leaf.Subject, got, err)
 	case user != "" && (err != nil || got != user):
 		t.Errorf("the API server takes the certificate of %s for %q, error %v, want %q", pair.Leaf.Subject, got, err, user)
 	}
-}
-
-// whoIs returns the user that server identifies by pair, over a connection of its own. It presents pair whatever CAs the server names:
-// crypto/tls by default would present nothing then, and client-go would keep a transport for each pair.
-func whoIs(ctx context.Context, server *rest.Config, pair *tls.Certificate) (string, error) {
-	config := rest.AnonymousClientConfig(server)
-	config.QPS = -1
-	tlsConfig, err := rest.TLSConfigFor(config)
-	if err != nil {
-		return "", err
-	}
-	tlsConfig.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
-	transport := &http.Transport{TLSClientConfig: tlsConfig, DisableKeepAlives: true}
-	asking, err := authenticationclient.NewForConfigAndClient(config, &http.Client{Transport: transport, Timeout: kit.Patience})
-	if err != nil {
-		return "", err
-	}
-	review, err := asking.SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
-	return review.Status.UserInfo.Username, err
 }

@@ -455,7 +455,7 @@ func (f *fleet) talk(ctx context.Context, t *testing.T, m *member) {
 		if current == nil {
 			continue // it has not joined yet
 		}
-		switch user, err := whoIs(ctx, f.Config, current); {
+		switch user, err := kit.WhoIs(ctx, f.Config, current); {
 		case ctx.Err() != nil:
 		case err == nil && user == m.name:
 			m.known.Add(1)

@@ -77,7 +77,7 @@ func TestRenewCertificate(t *testing.T) {
 	})
 	r.isTakenFor(t, maria, "")
 	kit.Eventually(t, "nora is known", func(ctx context.Context) error { // when the API server has read the file
-		user, err := whoIs(ctx, r.Config, &nora)
+		user, err := kit.WhoIs(ctx, r.Config, &nora)
 		return kit.OrError(user == "nora", "%q, error %v", user, err)
 	})
 
@@ -151,7 +151,7 @@ func (r *rotating) trustsOnly(t *testing.T, one *x509.Certificate) {
 	marked := signedBy(t, kit.Load(t, mark), pkix.Name{CommonName: "mark"}, time.Hour)
 	kit.NoError(t, r.trust(string(trust.Bundle(time.Now(), one, kit.Certificate(t, mark)))))
 	kit.Eventually(t, "the file is read", func(ctx context.Context) error {
-		user, err := whoIs(ctx, r.Config, &marked)
+		user, err := kit.WhoIs(ctx, r.Config, &marked)
 		return kit.OrError(user == "mark", "%q, error %v", user, err)
 	})
 }
