@@ -32,7 +32,7 @@ import (
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit"
 )
 
-// joinTime bounds the wait for the first certificate.
+// joinTime bounds the wait for a certificate.
 const joinTime = 30 * time.Second
 
 // Node is a machine that joins a cluster.
@@ -56,13 +56,14 @@ func (n *Node) subject() pkix.Name {
 	return pkix.Name{CommonName: n.User(), Organization: []string{csr.NodeGroup}}
 }
 
-// config returns a client configuration with a certificate.
-func (n *Node) config(cert *tls.Certificate) (cfg *rest.Config, err error) {
-	cfg = rest.AnonymousClientConfig(n.Bootstrap)
+// config returns a client configuration with a certificate. client-go's keyutil can't marshal all kinds of keys.
+func (n *Node) config(cert *tls.Certificate) (*rest.Config, error) {
+	cfg := rest.AnonymousClientConfig(n.Bootstrap)
 	for _, der := range cert.Certificate {
 		cfg.CertData = append(cfg.CertData, pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})...)
 	}
-	cfg.KeyData, err = keyutil.MarshalPrivateKeyToPEM(cert.PrivateKey)
+	der, err := x509.MarshalPKCS8PrivateKey(cert.PrivateKey)
+	cfg.KeyData = pem.EncodeToMemory(&pem.Block{Type: keyutil.PrivateKeyBlockType, Bytes: der})
 	return cfg, err
 }
 
@@ -74,27 +75,81 @@ func (n *Node) store(t *testing.T) certificate.FileStore {
 // Join gets and stores the first client certificate.
 func (n *Node) Join(t *testing.T) *tls.Certificate {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), joinTime)
-	defer cancel()
 	key := n.Key
 	if key == nil {
 		key = kit.NewKey(t)
 	}
-	usages := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, certificatesv1.UsageClientAuth}
+	issued := kit.Must(n.Request(t.Context(), n.Bootstrap, key, certificatesv1.UsageClientAuth))(t)
+	cfg := kit.Must(n.config(issued))(t)
+	cert := kit.Must(n.store(t).Update(cfg.CertData, cfg.KeyData))(t)
+	n.checkIdentity(t, cert)
+	return cert
+}
+
+// Renew gets a client certificate for key with the credentials of cert. It does not store the certificate. Rotation makes only ECDSA keys.
+func (n *Node) Renew(ctx context.Context, cert *tls.Certificate, key crypto.Signer) (*tls.Certificate, error) {
+	cfg, err := n.config(cert)
+	if err != nil {
+		return nil, err
+	}
+	return n.Request(ctx, cfg, key, certificatesv1.UsageClientAuth)
+}
+
+// Serve gets a certificate for key and the name of the node with the credentials of cert.
+func (n *Node) Serve(ctx context.Context, cert *tls.Certificate, key crypto.Signer) (*tls.Certificate, error) {
+	cfg, err := n.config(cert)
+	if err != nil {
+		return nil, err
+	}
+	return n.Request(ctx, cfg, key, certificatesv1.UsageServerAuth, n.Name)
+}
+
+// Request requests a certificate for key and DNS names as the user of cfg, and waits until it is issued. purpose is client auth or server
+// auth.
+func (n *Node) Request(
+	ctx context.Context, cfg *rest.Config, key crypto.Signer, purpose certificatesv1.KeyUsage, names ...string,
+) (*tls.Certificate, error) {
+	ctx, cancel := context.WithTimeout(ctx, joinTime)
+	defer cancel()
+	usages, signer := []certificatesv1.KeyUsage{certificatesv1.UsageDigitalSignature, purpose}, certificatesv1.KubeAPIServerClientKubeletSignerName
 	if _, is := key.(*rsa.PrivateKey); is { // only an RSA key can encipher keys
 		usages = append(usages, certificatesv1.UsageKeyEncipherment)
 	}
+	if purpose == certificatesv1.UsageServerAuth {
+		signer = certificatesv1.KubeletServingSignerName
+	}
 	subject := n.subject()
-	payload := kit.Must(certutil.MakeCSR(key, &subject, nil, nil))(t)
-	sum := sha512.Sum512_256(kit.Must(x509.MarshalPKIXPublicKey(key.Public()))(t))
-	c := kubernetes.NewForConfigOrDie(n.Bootstrap)
+	payload, err := certutil.MakeCSR(key, &subject, names, nil)
+	if err != nil {
+		return nil, err
+	}
+	public, err := x509.MarshalPKIXPublicKey(key.Public())
+	if err != nil {
+		return nil, err
+	}
+	c, err := kubernetes.NewForConfig(cfg)
+	if err != nil {
+		return nil, err
+	}
+	sum := sha512.Sum512_256(public)
 	name, uid, err := csrutil.RequestCertificateWithContext(ctx, c, payload, "node-csr-"+base64.RawURLEncoding.EncodeToString(sum[:]),
-		certificatesv1.KubeAPIServerClientKubeletSignerName, n.Lifetime, usages, key)
-	kit.NoError(t, err)
-	issued := kit.Must(csrutil.WaitForCertificate(ctx, c, name, uid))(t)
-	cert := kit.Must(n.store(t).Update(issued, kit.Must(keyutil.MarshalPrivateKeyToPEM(key))(t)))(t)
-	n.checkIdentity(t, cert)
-	return cert
+		signer, n.Lifetime, usages, key)
+	if err != nil {
+		return nil, err
+	}
+	issued, err := csrutil.WaitForCertificate(ctx, c, name, uid)
+	if err != nil {
+		return nil, err
+	}
+	certs, err := certutil.ParseCertsPEM(issued)
+	if err != nil {
+		return nil, err
+	}
+	pair := &tls.Certificate{PrivateKey: key, Leaf: certs[0]}
+	for _, cert := range certs {
+		pair.Certificate = append(pair.Certificate, cert.Raw)
+	}
+	return pair, nil
 }
 
 // Rotation returns client-go's certificate manager for the client certificate. It requests a first certificate if the store
