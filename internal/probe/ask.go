@@ -6,14 +6,17 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
+	"go/version"
 	"net"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/discovery"
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
@@ -62,7 +65,11 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	case err == nil:
 		return c.identifiedAs(review.Status.UserInfo)
 	case refused(err):
-		return c.refusal(cluster.Host, heard)
+		answer := c.refusal(cluster.Host, heard)
+		if answer.Trust == Refused && c.mldsa {
+			answer.Evidence += lacksMLDSA(ctx, anonymous(cluster))
+		}
+		return answer
 	default:
 		return Answer{Unknown, fmt.Sprintf("%s gave no conclusive answer: %v", cluster.Host, err)}
 	}
@@ -126,6 +133,29 @@ func (c *Certificate) refusal(name string, heard *heard) Answer {
 	default:
 		return Answer{Refused, evidence}
 	}
+}
+
+// lacksMLDSA returns that the server of cluster can't verify ML-DSA, or "" if it can. It reads /version without credentials, as the
+// ClusterRole system:public-info-viewer permits.
+func lacksMLDSA(ctx context.Context, cluster *rest.Config) string {
+	used, _, err := connection(cluster)
+	if err != nil {
+		return ""
+	}
+	defer used.CloseIdleConnections()
+	client, err := discovery.NewDiscoveryClientForConfigAndClient(cluster, used)
+	if err != nil {
+		return ""
+	}
+	server, err := client.ServerVersionWithContext(ctx)
+	if err != nil {
+		return fmt.Sprintf("; only a server that is built with Go 1.27 or later can verify ML-DSA, and this one does not name its version: %v", err)
+	}
+	built, _, _ := strings.Cut(server.GoVersion, " ")
+	if version.Compare(built, "go1.27") >= 0 {
+		return ""
+	}
+	return fmt.Sprintf("; it is built with %s, and only Go 1.27 and later can verify ML-DSA", built)
 }
 
 // connection returns a client with its own transport, because client-go caches every transport that it makes. The

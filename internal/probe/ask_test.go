@@ -3,6 +3,7 @@ package probe
 import (
 	"bytes"
 	"context"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/tls"
 	"crypto/x509"
@@ -22,6 +23,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiversion "k8s.io/apimachinery/pkg/version"
 	"k8s.io/client-go/rest"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	"k8s.io/utils/ptr"
@@ -275,6 +277,45 @@ func TestAskShowsTheChain(t *testing.T) {
 	s, cluster := serve(t, knows(probe))
 	wants(t, "chain", probe.Ask(t.Context(), cluster), Recognised, "")
 	expect.Equal(t, "certificates that are shown", s.shown, []*x509.Certificate{leafOf(probe), between.Certificate()})
+}
+
+// TestAskNamesAServerWithoutMLDSA checks the evidence if a server refuses a certificate of an ML-DSA CA.
+func TestAskNamesAServerWithoutMLDSA(t *testing.T) {
+	t.Parallel()
+	key := must(mldsa.GenerateKey(mldsa.MLDSA44()))
+	template := *authority(time.Hour).Certificate()
+	template.PublicKey, template.SignatureAlgorithm = key.Public(), x509.MLDSA44
+	der := must(x509.CreateCertificate(rand.Reader, &template, &template, key.Public(), key))
+	keyPEM := pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: must(x509.MarshalPKCS8PrivateKey(key))})
+	by := must(ca.Load(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), keyPEM, nil))
+	probes := map[bool]*Certificate{true: must(mintCertificate(t.Context(), by, nil, time.Now())), false: mint(t)}
+	for goVersion, want := range map[string]string{
+		"go1.26.8":                "; it is built with go1.26.8, and only Go 1.27 and later can verify ML-DSA",
+		"go1.26.8 X:boringcrypto": "; it is built with go1.26.8, and only Go 1.27 and later can verify ML-DSA",
+		"":                        "; only a server that is built with Go 1.27 or later can verify ML-DSA, and this one does not name its version: ",
+		"go1.27.0":                "",
+		"go1.30":                  "",
+	} {
+		s, cluster := serve(t, always(401, statusOf(401, metav1.StatusReasonUnauthorized)))
+		reviews := s.Config.Handler
+		s.Config.Handler = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.URL.Path != "/version" || goVersion == "" {
+				reviews.ServeHTTP(w, r)
+				return
+			}
+			expect.True(t, len(r.TLS.PeerCertificates) == 0, "the certificate is shown")
+			_ = json.NewEncoder(w).Encode(apiversion.Info{GoVersion: goVersion})
+		})
+		for isMLDSA, probe := range probes {
+			answer := probe.Ask(t.Context(), cluster)
+			_, evidence, _ := strings.Cut(answer.Evidence, " answers 401 to a client certificate of this CA")
+			matches := evidence == want || goVersion == "" && strings.HasPrefix(evidence, want)
+			if !isMLDSA {
+				matches = evidence == ""
+			}
+			expect.True(t, answer.Trust == Refused && matches, "%q, ML-DSA %t: %+v", goVersion, isMLDSA, answer)
+		}
+	}
 }
 
 // TestServingCertificate checks that a certificate is read even if it can't be trusted, that Verified says so, and that

@@ -165,6 +165,7 @@ type Certificate struct {
 	NotBefore, NotAfter time.Time
 
 	certPEM, keyPEM []byte
+	mldsa           bool // reports whether its signature is ML-DSA
 }
 
 // mintCertificate issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
@@ -215,6 +216,7 @@ func mintCertificate(ctx context.Context, authority *ca.Authority, log *audit.Lo
 		NotBefore: leaf.NotBefore,
 		NotAfter:  leaf.NotAfter,
 		certPEM:   issued.PEM,
+		mldsa:     authority.Certificate().PublicKeyAlgorithm == x509.MLDSA,
 		keyPEM:    pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
 	}, nil
 }
