@@ -109,6 +109,7 @@ func run(ctx context.Context, names, budget string, only bool) error {
 	return r.all(ctx, parts)
 }
 
+// readParts reads parts from file. For the part kubernetes-VERSION it returns one part for each go-VERSION.mod in ../controlplane.
 func readParts(file string) ([]part, error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
@@ -117,6 +118,20 @@ func readParts(file string) ([]part, error) {
 	var parts []part
 	if err := yaml.UnmarshalStrict(data, &parts); err != nil {
 		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	pins, err := filepath.Glob(filepath.Join(filepath.Dir(file), "../controlplane/go-*.mod"))
+	if err != nil {
+		return nil, err
+	}
+	at := slices.IndexFunc(parts, func(p part) bool { return p.Name == "kubernetes-VERSION" })
+	if at < 0 || len(pins) == 0 {
+		return nil, fmt.Errorf("%s: there is no part kubernetes-VERSION, or no version beside it in hack/controlplane", file)
+	}
+	each := parts[at]
+	parts = slices.Delete(parts, at, at+1)
+	for _, pin := range pins {
+		each.Name = "kubernetes-" + strings.TrimSuffix(strings.TrimPrefix(filepath.Base(pin), "go-"), ".mod")
+		parts = slices.Insert(parts, at, each)
 	}
 	return parts, nil
 }

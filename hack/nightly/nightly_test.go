@@ -180,8 +180,7 @@ func TestChoose(t *testing.T) {
 	}
 }
 
-// TestParts checks parts.yaml: what its commands name exists, each command is valid for a shell, and each older version of Kubernetes has a
-// part.
+// TestParts checks parts.yaml: what its commands name exists, and each command is valid for a shell.
 func TestParts(t *testing.T) {
 	t.Parallel()
 	parts, err := readParts("parts.yaml")
@@ -209,10 +208,38 @@ func TestParts(t *testing.T) {
 				"%s: there is no %q: %v", p.Name, one[0], err)
 		}
 	}
-	versions, err := filepath.Glob("../controlplane/go-*.mod")
-	expect.NoError(t, err)
-	for _, file := range versions {
-		version := strings.TrimSuffix(strings.TrimPrefix(filepath.Base(file), "go-"), ".mod")
-		expect.True(t, names["kubernetes-"+version], "no part tests Kubernetes %s, which hack/controlplane pins", version)
+}
+
+// TestEachVersionHasAPart adds the pins of a newer version of Kubernetes. It gets a part, and its kubelet is not one of the older ones.
+func TestEachVersionHasAPart(t *testing.T) {
+	t.Parallel()
+	dir := t.TempDir()
+	expect.NoError(t, os.CopyFS(filepath.Join(dir, "hack/nightly"), os.DirFS(".")))
+	expect.NoError(t, os.Mkdir(filepath.Join(dir, "hack/controlplane"), 0o700))
+	for name, content := range map[string]string{
+		"go.mod": "require (\n\tk8s.io/kubernetes v1.37.2\n)\n", "go-1.9.3.mod": "", "go-1.36.3.mod": "", "go-1.38.0.mod": "",
+		"get.sh": "#!/bin/sh\necho CONTROLPLANE=$K8S_VERSION\n",
+	} {
+		expect.NoError(t, os.WriteFile(filepath.Join(dir, "hack/controlplane", name), []byte(content), 0o700))
 	}
+	parts, err := readParts(filepath.Join(dir, "hack/nightly/parts.yaml"))
+	expect.NoError(t, err)
+	var names []string
+	for _, p := range parts {
+		if version, found := strings.CutPrefix(p.Name, "kubernetes-"); found {
+			names = append(names, version)
+		}
+		if p.Name != "e2e-nightly" {
+			continue
+		}
+		kubelets, _, found := strings.Cut(p.Command, "export OLD_KUBELETS")
+		_, kubelets, hasStart := strings.Cut(kubelets, "make image\n")
+		expect.True(t, found && hasStart, "%s", p.Command)
+		command := exec.CommandContext(t.Context(), "bash", "-c", prelude+kubelets+"echo $OLD_KUBELETS")
+		command.Dir = dir
+		output, err := command.Output()
+		expect.NoError(t, err)
+		expect.Equal(t, "kubelets", strings.TrimSpace(string(output)), "1.36.3/kubelet 1.9.3/kubelet")
+	}
+	expect.Equal(t, "versions", names, []string{"1.9.3", "1.38.0", "1.36.3"})
 }
