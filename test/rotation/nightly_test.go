@@ -27,7 +27,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	certificates "k8s.io/client-go/util/certificate"
-	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
 
 	"github.com/csr-controller-manager/csr-controller-manager/api/v1alpha1"
@@ -311,7 +310,7 @@ func TestFleet(t *testing.T) {
 	t.Logf("the new CA signs %s after start", time.Since(began).Round(time.Second))
 	f.allBy(t, prepared.Signing, allRenewed)
 	t.Logf("all %d have moved %s after start", fleetSize, time.Since(began).Round(time.Second))
-	ahead.by.Store(int64(step))
+	ahead.Set(step)
 	f.complete(t)
 	t.Logf("the old CA is gone %s after start", time.Since(began).Round(time.Second))
 
@@ -347,10 +346,10 @@ func TestFleetOutlivesACertificate(t *testing.T) {
 }
 
 // joinFleet starts a fleet with certificates of the CA in the Secret signing-ca. The clock is that of the rotation.
-func (r *rotating) joinFleet(t *testing.T) (*fleet, *aheadClock) {
+func (r *rotating) joinFleet(t *testing.T) (*fleet, *kit.AheadClock) {
 	t.Helper()
 	r.feed(t)
-	options, ahead := r.signing(t, "signing-ca", fleetLifetime), &aheadClock{}
+	options, ahead := r.signing(t, "signing-ca", fleetLifetime), &kit.AheadClock{}
 	options.Approver = &approver.Reconciler{Judges: map[string]approver.Judge{certificatesv1.KubeAPIServerClientKubeletSignerName: approver.KubeletClient{}}}
 	options.Signer.Signers[kubeletSigner] = options.Signer.Signers[userSigner]
 	options.Rotation.Clock = ahead
@@ -387,18 +386,6 @@ func (f *fleet) wasNeverRefused(t *testing.T) {
 	}
 	t.Logf("the API server knew the members %d times", known)
 }
-
-// aheadClock is ahead of the real time by a variable offset.
-type aheadClock struct {
-	clock.RealClock
-	by atomic.Int64 // a time.Duration
-}
-
-// Now returns the time of the clock.
-func (c *aheadClock) Now() time.Time { return time.Now().Add(time.Duration(c.by.Load())) }
-
-// Since returns the time since t.
-func (c *aheadClock) Since(t time.Time) time.Duration { return c.Now().Sub(t) }
 
 // complete completes the rotation once the ledger has no valid certificate of the old CA.
 func (f *fleet) complete(t *testing.T) {
