@@ -43,7 +43,7 @@ import (
 // TestOlderClusterTrustBundles uses an API server that serves only an older version, and then one that is down.
 func TestOlderClusterTrustBundles(t *testing.T) {
 	kit.Parallel(t)
-	version := map[string]string{"v1": "v1beta1", "": "v1alpha1"}[bundlesByDefault(t)] // v1alpha1 was removed in 1.37
+	version := map[string]string{"v1": "v1beta1", "": "v1alpha1"}[kit.BundlesByDefault(t)] // v1alpha1 was removed in 1.37
 	kit.WithAPIServer(t, nil, func(_ string, args *envtest.Arguments) {
 		args.Set("feature-gates", "ClusterTrustBundle=true,ClusterTrustBundleProjection=true")
 		const group = "certificates.k8s.io/"
