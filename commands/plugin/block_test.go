@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"fmt"
+	"maps"
 	"math/big"
 	"os"
 	"path/filepath"
@@ -141,10 +142,7 @@ func TestBlockWrites(t *testing.T) {
 			kit.Write(t, file, test.content)
 			before := map[string]string{"nodes": "# ours\nnot a node\nw2", "users": "\r\nb # c\r\n", "README": "x"}
 			p := planeOf(t, before, nodeOf("w1"))
-			want := map[string]string{}
-			for key, text := range before {
-				want[key] = text
-			}
+			want := maps.Clone(before)
 			if text := want[test.key]; text != "" && !strings.HasSuffix(text, "\n") {
 				want[test.key] += "\n"
 			}

@@ -30,7 +30,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/discovery"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
@@ -186,7 +185,7 @@ func (p *Publisher) apply(ctx context.Context, c *Change, dryRun []string) error
 	applied.SetResourceVersion(c.version)
 	return call.Write(ctx, func(ctx context.Context, _ client.Object, options ...client.ApplyOption) error {
 		return p.Client.Apply(ctx, client.ApplyConfigurationFromUnstructured(applied), options...)
-	}, applied, client.ApplyOption(&client.ApplyOptions{DryRun: dryRun, Force: ptr.To(true), FieldManager: c.manager}))
+	}, applied, client.ApplyOption(&client.ApplyOptions{DryRun: dryRun, Force: new(true), FieldManager: c.manager}))
 }
 
 // entries returns a change for each ConfigMap and Secret. An apply removes our keys that it does not hold, so one change has all

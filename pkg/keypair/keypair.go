@@ -270,8 +270,7 @@ func (k *KeyPair) unusable(err error) *Unavailable {
 
 // report reports another CA, another permit, or a candidate that can't be used.
 func (k *KeyPair) report(before, after lastgood.State[inUse]) {
-	var problem *Unavailable
-	if errors.As(after.Problem, &problem) {
+	if problem, ok := errors.AsType[*Unavailable](after.Problem); ok {
 		k.reportProblem(problem, after)
 		return
 	}

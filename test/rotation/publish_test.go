@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/client-go/discovery"
 	"k8s.io/client-go/rest"
-	"k8s.io/utils/ptr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/publish"
@@ -101,7 +100,7 @@ func TestPublishToConfigMaps(t *testing.T) {
 	}
 
 	// A ConfigMap that can't be written does not affect the others.
-	obj.Immutable = ptr.To(true)
+	obj.Immutable = new(true)
 	kit.Update(t, obj)
 	wanted.Bundle = trust.Bundle(time.Now(), kit.Certificate(t, kit.NewCA(t)))
 	second := publish.Entry{Kind: publish.ConfigMap, Namespace: ours.Namespace, Name: "second", Key: "bundle.pem"}
