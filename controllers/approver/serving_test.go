@@ -162,7 +162,7 @@ func TestInputs(t *testing.T) {
 		{name: "09 short name that the source lacks", obj: asks("a", "a"), want: "Waits SANNotOwned"},
 		{name: "09 short name that the source has", obj: asks("a", "a"), known: func(k *known) { k.nodes["a"].ShortNames = true }, want: "Approved"},
 		{name: "09 upper case and trailing dot", obj: asks("a", "A.Example.COM."), want: "Approved"},
-		{name: "09 IPv4-mapped address", obj: asks("a", "", content(extension([]int{2, 5, 29, 17}, address...))), want: "Approved"},
+		{name: "09 IPv4-mapped address", obj: asks("a", "", content(extension([]int{2, 5, 29, 17}, address...))), want: "Denied Malformed"},
 		{name: "09 IPv6 in full against compressed", obj: asks("a", "2001:0db8:0000::0001"), known: has("2001:db8::1"), want: "Approved"},
 		{name: "09 the source has an address with a zone", obj: asks("a", "2001:db8::1"), known: has("2001:db8::1%eth0"), want: "Waits SANNotOwned"},
 		{name: "09 an address as a name", obj: asks("a", "", dns("10.0.0.1", "2001:db8::1")), known: has("10.0.0.1 2001:db8::1"), want: "Approved"},
