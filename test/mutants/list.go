@@ -145,7 +145,7 @@ var signerMutations = []mutation{
 	{"deviation: forbidden subjects, whole value", "pkg/ca/profile.go", "append(config.ForbiddenSubjects, masters)", "append(config.ForbiddenSubjects, masters+\"*\")", ""},
 	{"deviation: forbidden subjects, organization only", "pkg/ca/profile.go", "values := subject.Organization", "values := append([]string{subject.CommonName}, subject.Organization...)", ""},
 	{"deviation: bundles of CA certificates", "pkg/ca/authority.go", "\tif len(certs) == 0 {", "\tif len(certs) != 1 {", ""},
-	{"deviation: label of a key", "pkg/ca/authority.go", "if key == nil {", "if _, err := x509.ParsePKCS8PrivateKey(block.Bytes); key == nil || err == nil && block.Type != \"PRIVATE KEY\" {", ""},
+	{"deviation: label of a key", "pkg/ca/authority.go", "case why != nil:", "case why != nil || block.Type != \"PRIVATE KEY\" && func() bool { _, err := x509.ParsePKCS8PrivateKey(block.Bytes); return err == nil }():", ""},
 	{"deviation: chain", "pkg/ca/authority.go", "pem = append(pem, encode(cert.Raw)...)", "pem = append(pem, encode(cert.Raw)[:0]...)", ""},
 	{"deviation: chain, None", "pkg/ca/authority.go", "\tcase a.chain == None:\n", "\tcase false:\n", ""},
 }
