@@ -7,14 +7,17 @@ import (
 	"crypto/ecdsa"
 	"crypto/ed25519"
 	"crypto/elliptic"
+	"crypto/mldsa"
 	"crypto/rand"
 	"crypto/rsa"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"debug/buildinfo"
 	"encoding/json"
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"go/version"
 	"io/fs"
 	"maps"
 	"math/big"
@@ -76,6 +79,7 @@ func startEnv(t *testing.T) *env {
 	t.Helper()
 	kit.Require(t, os.Getenv("KUBE_CONTROLLER_MANAGER") != "",
 		"KUBE_CONTROLLER_MANAGER is not set: run this with `make parity`, which gets the control plane")
+	kit.Must(buildinfo.ReadFile(os.Getenv("KUBE_CONTROLLER_MANAGER")))(t) // the table depends on it
 	kit.Alone(t)
 	e := &env{Cluster: kit.ControlPlane(t), kubeconfigs: map[string]string{}}
 	e.identify(t)
@@ -174,12 +178,17 @@ func expires(at time.Time) []byte { return caOf("", at, nil) }
 // makeKey makes a key of each kind.
 var makeKey = map[string]func() (crypto.Signer, error){
 	"": ec(elliptic.P256()), "P-224": ec(elliptic.P224()), "P-256": ec(elliptic.P256()), "P-384": ec(elliptic.P384()), "P-521": ec(elliptic.P521()),
-	"Ed25519":  func() (crypto.Signer, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err },
+	"Ed25519":   func() (crypto.Signer, error) { _, key, err := ed25519.GenerateKey(rand.Reader); return key, err },
+	"ML-DSA-44": mldsaKey(mldsa.MLDSA44()), "ML-DSA-65": mldsaKey(mldsa.MLDSA65()), "ML-DSA-87": mldsaKey(mldsa.MLDSA87()),
 	"RSA-1024": rsaKey(1024), "RSA-2048": rsaKey(2048), "RSA-4096": rsaKey(4096),
 }
 
 func ec(curve elliptic.Curve) func() (crypto.Signer, error) {
 	return func() (crypto.Signer, error) { return ecdsa.GenerateKey(curve, rand.Reader) }
+}
+
+func mldsaKey(parameters mldsa.Parameters) func() (crypto.Signer, error) {
+	return func() (crypto.Signer, error) { return mldsa.GenerateKey(parameters) }
 }
 
 func rsaKey(bits int) func() (crypto.Signer, error) {
@@ -229,7 +238,11 @@ func (e *env) create(t *testing.T, name string, r row) error {
 // table is every row.
 var table = func() map[string]row {
 	all := map[string]row{}
-	for _, part := range []map[string]row{approverRows, signerRows, certificateRows, cleanerRows, startRows} {
+	parts := []map[string]row{approverRows, signerRows, certificateRows, cleanerRows, startRows}
+	if info, err := buildinfo.ReadFile(os.Getenv("KUBE_CONTROLLER_MANAGER")); err == nil && version.Compare(info.GoVersion, "go1.27") >= 0 {
+		parts = append(parts, mldsaRows)
+	}
+	for _, part := range parts {
 		for key, r := range part {
 			if _, twice := all[key]; twice {
 				panic("two rows are called " + key)
@@ -280,9 +293,9 @@ func testDocumented(t *testing.T) {
 	for _, found := range regexp.MustCompile("(?m)^\\| `([a-z-]+)` \\|").FindAllStringSubmatch(string(doc), -1) {
 		documented[found[1]] = true
 	}
-	// ca-bundle and key-label are the files of the start ownCAs. The test of unknown-usage is in controllers/signer, because of all signers
+	// ca-bundle and key-label are the files of the start ownCAs. Older programs than mldsaRows need have no ml-dsa-usages. The test of unknown-usage is in controllers/signer, because of all signers
 	// of kube-controller-manager only legacy-unknown does not check the usages.
-	listed := map[string]bool{"ca-bundle": true, "key-label": true, "unknown-usage": true}
+	listed := map[string]bool{"ca-bundle": true, "key-label": true, "unknown-usage": true, "ml-dsa-usages": true}
 	for _, r := range table {
 		if r.deviation != "" {
 			listed[r.deviation] = true

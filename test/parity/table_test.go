@@ -337,7 +337,37 @@ func weak(base row) row {
 }
 
 var unpermitted = deviates(keyed("P-224", client), "key-not-permitted", approvedFailed,
-	"KeyNotPermitted: ECDSA keys on the curve P-224 are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, or Ed25519")
+	"KeyNotPermitted: ECDSA keys on the curve P-224 are not permitted; use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521, Ed25519, or ML-DSA-44, "+
+		"ML-DSA-65 or ML-DSA-87")
+
+// mldsaRows have ML-DSA keys. A program that is built with Go 1.26 or earlier can't read them.
+var mldsaRows = map[string]row{
+	"key, ML-DSA-44":                       keyed("ML-DSA-44", client),
+	"key, ML-DSA-65":                       keyed("ML-DSA-65", client),
+	"key, ML-DSA-87":                       keyed("ML-DSA-87", client),
+	"bootstrapper, ML-DSA-65":              keyed("ML-DSA-65", node),
+	"serving, ML-DSA-87":                   keyed("ML-DSA-87", serving),
+	"ML-DSA-65, but first another usage":   failed(keyed("ML-DSA-65", client), func(r *row) { r.usages = usages("key encipherment", "client auth", "any") }),
+	"ML-DSA-65, client auth only":          mldsaUsages(client, noSignature, "client auth"),
+	"ML-DSA-65, with key encipherment":     mldsaUsages(client, enciphers, "key encipherment", "digital signature", "client auth"),
+	"ML-DSA-65, both":                      mldsaUsages(client, enciphers+"\n"+noSignature, "client auth", "key encipherment"),
+	"kubelet, ML-DSA-65, key encipherment": mldsaUsages(byHand, enciphers, "key encipherment", "digital signature", "client auth"),
+	"serving, ML-DSA-65, key encipherment": mldsaUsages(serving, enciphers, "key encipherment", "digital signature", "server auth"),
+	"bootstrapper, ML-DSA-65, key encipherment": deviates(with(keyed("ML-DSA-65", node), func(r *row) {
+		r.usages = usages("key encipherment", "digital signature", "client auth")
+	}), "ml-dsa-usages", untouched, ""),
+}
+
+const (
+	enciphers   = "usage key encipherment cannot be used with an ML-DSA signed certificate request"
+	noSignature = "usages must contain at least one of [cert sign content commitment crl sign digital signature]"
+)
+
+// mldsaUsages returns a request that kube-controller-manager refuses from version 1.38 on, for why.
+func mldsaUsages(base row, why string, all ...certificatesv1.KeyUsage) row {
+	return deviates(with(keyed("ML-DSA-65", base), func(r *row) { r.usages = all }), "ml-dsa-usages", approvedFailed,
+		"SignerValidationFailure: validating usages for ml-dsa key: "+why)
+}
 
 const noDNSName = "is not a DNS name: labels may contain only letters, digits, - and _, and must not begin with -"
 
