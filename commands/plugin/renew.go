@@ -21,11 +21,11 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	certutil "k8s.io/client-go/util/cert"
-	"k8s.io/client-go/util/keyutil"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/wholefile"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -86,11 +86,11 @@ func (r *renewal) renew(ctx context.Context, cmd *cobra.Command, c *cluster, fil
 	if !r.yes && !confirmed(cmd.InOrStdin(), cmd.ErrOrStderr(), "Request and approve a new certificate for this user") {
 		return errors.New("you did not confirm it")
 	}
-	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM()
+	old, err := tls.X509KeyPair(own.CertData, own.KeyData)
 	if err != nil {
 		return err
 	}
-	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
+	key, keyPEM, err := ca.NewKeyLike(old.Leaf.PublicKey)
 	if err != nil {
 		return err
 	}

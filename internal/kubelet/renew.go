@@ -27,11 +27,11 @@ import (
 	certutil "k8s.io/client-go/util/cert"
 	"k8s.io/client-go/util/certificate"
 	csrutil "k8s.io/client-go/util/certificate/csr"
-	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -178,11 +178,7 @@ func (r *Renewal) renew(ctx context.Context, k kind) (bool, error) {
 		return false, err
 	}
 	old := pair.Leaf
-	keyPEM, err := keyutil.MakeEllipticPrivateKeyPEM() // as a kubelet makes them (client-go, certificate manager)
-	if err != nil {
-		return false, err
-	}
-	key, err := keyutil.ParsePrivateKeyPEM(keyPEM)
+	key, keyPEM, err := ca.NewKeyLike(old.PublicKey)
 	if err != nil {
 		return false, err
 	}

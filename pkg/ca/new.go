@@ -165,6 +165,29 @@ func newKey(algorithm Algorithm) (crypto.Signer, error) {
 	}
 }
 
+// NewKeyLike makes a key of the kind and size of public, for the renewal of a leaf certificate, and returns it also in PEM (PKCS#8).
+// It fails if CheckKey does.
+func NewKeyLike(public crypto.PublicKey) (key crypto.Signer, keyPEM []byte, err error) {
+	if violation := CheckKey(public); violation != nil {
+		return nil, nil, violation
+	}
+	switch like := public.(type) {
+	case *rsa.PublicKey:
+		key, err = rsa.GenerateKey(rand.Reader, like.N.BitLen())
+	case *ecdsa.PublicKey:
+		key, err = ecdsa.GenerateKey(like.Curve, rand.Reader)
+	case *mldsa.PublicKey:
+		key, err = mldsa.GenerateKey(like.Parameters())
+	case ed25519.PublicKey:
+		_, key, err = ed25519.GenerateKey(rand.Reader)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("make key: %w", err)
+	}
+	der, err := x509.MarshalPKCS8PrivateKey(key)
+	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
+}
+
 // encode returns der as one CERTIFICATE block.
 func encode(der []byte) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
