@@ -184,16 +184,10 @@ func (p Profile) LifetimeOf(requested time.Duration) time.Duration {
 // four times the time. crypto/tls refuses longer keys too.
 const MaxRSABits = 8192
 
-// CheckMLDSA returns why this program has no ML-DSA keys, or nil. Version v1.0.0 of Go's FIPS 140-3 module has none.
-func CheckMLDSA() error {
-	_, err := mldsa.NewPublicKey(mldsa.MLDSA44(), make([]byte, mldsa.MLDSA44().PublicKeySize()))
-	return err
-}
-
 // PermittedKeys lists the keys that a certificate can be for.
 func PermittedKeys() string {
 	const others = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521"
-	if CheckMLDSA() != nil {
+	if MLDSA44.Check() != nil { // version v1.0.0 of Go's FIPS 140-3 module has no ML-DSA
 		return others + ", or Ed25519"
 	}
 	return others + ", Ed25519, or ML-DSA-44, ML-DSA-65 or ML-DSA-87"

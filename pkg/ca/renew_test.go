@@ -2,9 +2,11 @@ package ca_test
 
 import (
 	"bytes"
+	"crypto"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/asn1"
+	"encoding/pem"
 	"fmt"
 	"net"
 	"os"
@@ -120,4 +122,23 @@ func TestRenewRefuses(t *testing.T) {
 		expect.True(t, err != nil && strings.Contains(err.Error(), test.want), "%s: got %v, error %v, want %s", name, got, err, test.want)
 	}
 	must(authority("P-256").Renew(old.Sub(now)+time.Second, now))
+}
+
+// TestNewKeyLike makes a key of each kind and size. It makes none for which no certificate is issued.
+func TestNewKeyLike(t *testing.T) {
+	for _, kind := range withMLDSA("RSA-2048", "P-256", "P-384", "P-521", "Ed25519") {
+		present := keys[kind]()
+		key, keyPEM, err := ca.NewKeyLike(present.Public())
+		if err != nil {
+			t.Fatalf("%s: %v", kind, err)
+		}
+		block, _ := pem.Decode(keyPEM)
+		read := must(x509.ParsePKCS8PrivateKey(block.Bytes)).(crypto.Signer)
+		expect.True(t, key.Public().(interface{ Equal(crypto.PublicKey) bool }).Equal(read.Public()), "%s: the PEM holds another key", kind)
+		expect.True(t, !bytes.Equal(pkcs8(present), keyPEM), "%s: it is the old key", kind)
+		expect.Equal(t, kind, len(must(x509.MarshalPKIXPublicKey(key.Public()))), len(must(x509.MarshalPKIXPublicKey(present.Public()))))
+		expect.Equal(t, kind, fmt.Sprintf("%T", key), fmt.Sprintf("%T", present))
+	}
+	_, _, err := ca.NewKeyLike(keys["P-224"]().Public())
+	expect.True(t, err != nil && strings.HasPrefix(err.Error(), "ECDSA keys on the curve P-224 are not permitted"), "P-224: error %v", err)
 }
