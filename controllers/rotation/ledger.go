@@ -95,9 +95,17 @@ func (r *Reconciler) Authorities() []*x509.Certificate {
 	return *cmp.Or(r.authorities.Load(), new([]*x509.Certificate))
 }
 
-// recordAll reads all requests from the API server, and records their certificates. The cache may lack them, or may have trimmed them
-// before it knew the CAs: so it learns of the CAs first.
-func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.SigningAuthority) error {
+// learnCAs tells the cache the CAs by whose keys it recognizes certificates from now on, and asks for everyRequest: what the cache
+// trimmed before has no issuer.
+func (r *Reconciler) learnCAs(ctx context.Context, _ client.Object) []reconcile.Request {
+	authorities := &v1alpha1.SigningAuthorityList{}
+	if err := r.Client.List(ctx, authorities); err == nil { // from the cache; recordIssued retries another error
+		r.know(authorities.Items)
+	}
+	return []reconcile.Request{everyRequest}
+}
+
+func (r *Reconciler) know(authorities []v1alpha1.SigningAuthority) {
 	var all []*x509.Certificate
 	for i := range authorities {
 		if r.owns(&authorities[i]) {
@@ -105,6 +113,12 @@ func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.Signi
 		}
 	}
 	r.authorities.Store(&all)
+}
+
+// recordAll reads all requests from the API server, and records their certificates. The cache may lack them, or may have trimmed them
+// before it knew the CAs.
+func (r *Reconciler) recordAll(ctx context.Context, authorities []v1alpha1.SigningAuthority) error {
+	r.know(authorities)
 	if len(authorities) == 0 {
 		return nil
 	}

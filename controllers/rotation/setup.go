@@ -2,7 +2,6 @@ package rotation
 
 import (
 	"cmp"
-	"context"
 	"fmt"
 
 	certificatesv1 "k8s.io/api/certificates/v1"
@@ -47,8 +46,7 @@ func (r *Reconciler) SetupWithManager(mgr manager.Manager) error {
 		Named(ledgerName).
 		For(&certificatesv1.CertificateSigningRequest{}, builder.WithPredicates(issuedLater)).
 		// This records a certificate that was issued before its CA was known.
-		WatchesRawSource(authorities(handler.EnqueueRequestsFromMapFunc(
-			func(context.Context, client.Object) []reconcile.Request { return []reconcile.Request{everyRequest} }), casChanged)).
+		WatchesRawSource(authorities(handler.EnqueueRequestsFromMapFunc(r.learnCAs), casChanged)).
 		WithOptions(options).
 		Complete(reconcile.Func(r.recordIssued))
 	if err != nil {
