@@ -135,7 +135,7 @@ func (c *Certificate) refusal(name string, heard *heard) Answer {
 	}
 }
 
-// lacksMLDSA returns that the server of cluster can't verify ML-DSA, or "" if it can. It reads /version without credentials, as the
+// lacksMLDSA returns that the server of cluster can't verify ML-DSA, or "" if its version of Go can. It reads /version without credentials, as the
 // ClusterRole system:public-info-viewer permits.
 func lacksMLDSA(ctx context.Context, cluster *rest.Config) string {
 	used, _, err := connection(cluster)
@@ -152,10 +152,10 @@ func lacksMLDSA(ctx context.Context, cluster *rest.Config) string {
 		return fmt.Sprintf("; only a server that is built with Go 1.27 or later can verify ML-DSA, and this one does not name its version: %v", err)
 	}
 	built, _, _ := strings.Cut(server.GoVersion, " ")
-	if version.Compare(built, "go1.27") >= 0 {
+	if !version.IsValid(built) || version.Compare(built, "go1.27") >= 0 {
 		return ""
 	}
-	return fmt.Sprintf("; it is built with %s, and only Go 1.27 and later can verify ML-DSA", built)
+	return fmt.Sprintf("; it is built with %s, and only Go 1.27 and later can verify ML-DSA", csr.Shorten(built))
 }
 
 // connection returns a client with its own transport, because client-go caches every transport that it makes. The

@@ -13,6 +13,7 @@ import (
 	"math"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/san"
@@ -184,10 +185,13 @@ func (p Profile) LifetimeOf(requested time.Duration) time.Duration {
 // four times the time. crypto/tls refuses longer keys too.
 const MaxRSABits = 8192
 
+// lacksMLDSA reports whether this program has no ML-DSA keys, as with version v1.0.0 of Go's FIPS 140-3 module.
+var lacksMLDSA = sync.OnceValue(func() bool { return MLDSA44.Check() != nil })
+
 // PermittedKeys lists the keys that a certificate can be for.
 func PermittedKeys() string {
 	const others = "use RSA of at most 8192 bits, ECDSA P-256, P-384 or P-521"
-	if MLDSA44.Check() != nil { // version v1.0.0 of Go's FIPS 140-3 module has no ML-DSA
+	if lacksMLDSA() {
 		return others + ", or Ed25519"
 	}
 	return others + ", Ed25519, or ML-DSA-44, ML-DSA-65 or ML-DSA-87"

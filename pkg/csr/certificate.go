@@ -92,7 +92,12 @@ type storedRecord struct {
 
 // encodeRecord returns what a trimmed object holds in place of the certificate of obj. It is never empty. The record names the
 // one of authorities that has signed the certificate.
-func encodeRecord(obj *certificatesv1.CertificateSigningRequest, authorities []*x509.Certificate) []byte {
+func encodeRecord(obj *certificatesv1.CertificateSigningRequest, authorities []*x509.Certificate) (encoded []byte) {
+	defer func() {
+		if recover() != nil { // informers do not recover
+			encoded = []byte("unreadable")
+		}
+	}()
 	record, readable := Certificate(obj)
 	if !readable {
 		return []byte("unreadable")
