@@ -165,21 +165,13 @@ func newKey(algorithm Algorithm) (crypto.Signer, error) {
 	}
 }
 
-// NewKeyLike makes a key of the kind and size of public, for the renewal of a leaf certificate, and returns it also in PEM (PKCS#8).
-// It fails if CheckKey does.
+// NewKeyLike makes a key for the renewal of a leaf certificate with the key public, and returns it also in PEM (PKCS#8). An ML-DSA key
+// keeps its kind. Others become ECDSA P-256, as when a kubelet renews (k8s.io/client-go/util/certificate).
 func NewKeyLike(public crypto.PublicKey) (key crypto.Signer, keyPEM []byte, err error) {
-	if violation := CheckKey(public); violation != nil {
-		return nil, nil, violation
-	}
-	switch like := public.(type) {
-	case *rsa.PublicKey:
-		key, err = rsa.GenerateKey(rand.Reader, like.N.BitLen())
-	case *ecdsa.PublicKey:
-		key, err = ecdsa.GenerateKey(like.Curve, rand.Reader)
-	case *mldsa.PublicKey:
+	if like, is := public.(*mldsa.PublicKey); is {
 		key, err = mldsa.GenerateKey(like.Parameters())
-	case ed25519.PublicKey:
-		_, key, err = ed25519.GenerateKey(rand.Reader)
+	} else {
+		key, err = newKey(ECDSAP256)
 	}
 	if err != nil {
 		return nil, nil, fmt.Errorf("make key: %w", err)
