@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -127,7 +128,11 @@ func (c *Configuration) parse(data []byte) error {
 		return err
 	}
 	strict, err := strictjson.UnmarshalStrict(text, c)
-	if err = errors.Join(append(strict, err)...); err != nil {
+	err = errors.Join(append(strict, err)...)
+	switch {
+	case err != nil && strings.HasSuffix(err.Error(), "of type string"):
+		return fmt.Errorf("%w: write it in quotes", err)
+	case err != nil:
 		return err
 	}
 	if c.Approval.Inventory.Sources == nil {
