@@ -47,19 +47,17 @@ package() {
 # download runs setup-envtest once for each version, so that a machine without network does not retry. Only the download
 # has a time limit, not the build of setup-envtest.
 download() {
-  [ -x "$prebuilt/kubectl" ] && return
-  [ ! -e "$prebuilt" ] || return 1
-  mkdir -p "$prebuilt"
-  local tool=$prebuilt/.setup-envtest dir name
+  [ -e "$prebuilt" ] && { [ -x "$prebuilt/kubectl" ]; return; }
+  local part dir
+  part=$(mktemp -d "$programs/.prebuilt.XXXXXX")
   say "looking for a prebuilt control plane $version (at most $download_timeout)"
-  (cd "$here/.." && go build -modfile=tools.mod -o "$tool" sigs.k8s.io/controller-runtime/tools/setup-envtest)
-  if dir=$(timeout "$download_timeout" "$tool" use "$version" --bin-dir "$prebuilt/.download" -p path 2>/dev/null); then
-    for name in etcd kube-apiserver kubectl; do # kubectl last: with it, the folder is complete
-      cp "$dir/$name" "$prebuilt/$name.part" && mv "$prebuilt/$name.part" "$prebuilt/$name"
-    done
-    chmod -R u+w "$prebuilt/.download"
+  (cd "$here/.." && go build -modfile=tools.mod -o "$part/setup-envtest" sigs.k8s.io/controller-runtime/tools/setup-envtest) || exit
+  mkdir -p "$part/found"
+  if dir=$(timeout "$download_timeout" "$part/setup-envtest" use "$version" --bin-dir "$part/store" -p path 2>/dev/null); then
+    cp "$dir"/{etcd,kube-apiserver,kubectl} "$part/found" || exit
   fi
-  rm -rf "$prebuilt/.download" "$tool"
+  mkdir -p "$(dirname "$prebuilt")" && mv "$part/found" "$prebuilt"
+  chmod -R u+w "$part" && rm -rf "$part"
   [ -x "$prebuilt/kubectl" ]
 }
 
