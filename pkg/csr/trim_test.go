@@ -325,7 +325,7 @@ func TestSignedBy(t *testing.T) {
 // TestFinishedRequestsAreSmall decodes finished requests of kubelets as an informer does, trims them and keeps them in
 // its store.
 func TestFinishedRequestsAreSmall(t *testing.T) {
-	const requests, nodes = 2000, 200
+	const requests, nodes = 500, 50
 	ca := &x509.Certificate{SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "kubernetes"}, IsCA: true, BasicConstraintsValid: true}
 	leaf := &x509.Certificate{
 		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "system:node:worker-0000", Organization: []string{"system:nodes"}},

@@ -37,8 +37,8 @@ import (
 
 const (
 	// clients renew their certificates all the time, perSecond of them in a second.
-	clients   = 20
-	perSecond = 4
+	clients   = 8
+	perSecond = 2
 	// lifetime is that of the certificates. The clock of the rotation is set ahead by it twice, which must be less than the five minutes
 	// by which certificates are backdated.
 	lifetime = ca.ShortestLifetime + time.Second
