@@ -68,7 +68,6 @@ var questions = []question{
 	{"attest", certificates, "signers", "", "example.com/web", nil},
 	{"patch", certificates, "clustertrustbundles", "", "kubernetes.io:kubelet-serving:csr-signer", []string{rotator}},
 	{"patch", certificates, "clustertrustbundles", "", "kubernetes.io:kubelet-serving:other", nil},
-	{"list", certificates, "clustertrustbundles", "", "", []string{signer}},
 
 	{"list", "", "secrets", systemNamespace, "csr-signer", []string{caSecret}},
 	{"get", "", "secrets", systemNamespace, "csr-signer", []string{rotator}},
