@@ -342,7 +342,7 @@ func parsePrivateKey(data []byte) (crypto.Signer, error) {
 	}
 }
 
-// parseKeyBlock tries every encoding, because the block's label is often wrong. The error is that of PKCS#8.
+// parseKeyBlock tries every encoding, because the block's label is often wrong. If none fits, it returns the error of PKCS#8.
 func parseKeyBlock(der []byte) (key any, err error) {
 	if key, err = x509.ParsePKCS8PrivateKey(der); err == nil {
 		return key, nil

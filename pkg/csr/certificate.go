@@ -75,8 +75,8 @@ func firstCertificate(data []byte) (leaf *x509.Certificate, err error) {
 }
 
 // SignedBy reports whether the key of authority has signed the certificate. The name of the issuer does not matter: two
-// generations of a CA may share it. Nor does the identifier of its key: whoever may store a certificate can write any into it.
-// Of a trimmed object, only the CAs are known that Trim.Authorities returned when it was trimmed.
+// generations of a CA may share it. The identifier of the issuer's key does not matter either: whoever may store a certificate can
+// write any identifier into it. A trimmed object knows only the CAs that Trim.Authorities returned when it was trimmed.
 func (c CertificateRecord) SignedBy(authority *x509.Certificate) bool {
 	if c.leaf == nil {
 		return c.issuer != "" && c.issuer == ca.KeyID(authority.RawSubjectPublicKeyInfo)
