@@ -15,6 +15,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -284,33 +285,37 @@ func TestBlockWaits(t *testing.T) {
 		"a flood is published": {func(p *plane) { publish(p, `{"servers": [{}`+strings.Repeat(",{}", 100)+`]}`) }, "names 101 API servers", "names 101 API servers"},
 		"not JSON":             {func(p *plane) { publish(p, "x") }, "invalid character", "invalid character"},
 	} {
-		p := planeOf(t, map[string]string{"nodes": "", "users": "bob2"})
-		if test.mod != nil {
-			test.mod(p)
-		}
-		for _, verb := range []string{"block", "unblock"} {
-			want := map[string]string{"block": test.block, "unblock": test.unblock}[verb]
-			out, aside, err := execute(t, p.cluster, "", verb, "bob", "--user", "--yes", "--timeout", "50ms")
-			if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
-				t.Errorf("%s, %s: error %v, want %q:\n%s%s", name, verb, err, want, out, aside)
+		synctest.Test(t, func(t *testing.T) {
+			p := planeOf(t, map[string]string{"nodes": "", "users": "bob2"})
+			if test.mod != nil {
+				test.mod(p)
 			}
-			if strings.ContainsAny(out+aside, "\x1b\u202e") || err != nil && strings.ContainsAny(err.Error(), "\n\x1b") {
-				t.Errorf("%s, %s: text of others controls the terminal: %q, %v", name, verb, out+aside, err)
+			for _, verb := range []string{"block", "unblock"} {
+				want := map[string]string{"block": test.block, "unblock": test.unblock}[verb]
+				out, aside, err := execute(t, p.cluster, "", verb, "bob", "--user", "--yes")
+				if (err == nil) != (want == "") || err != nil && !strings.Contains(err.Error(), want) {
+					t.Errorf("%s, %s: error %v, want %q:\n%s%s", name, verb, err, want, out, aside)
+				}
+				if strings.ContainsAny(out+aside, "\x1b\u202e") || err != nil && strings.ContainsAny(err.Error(), "\n\x1b") {
+					t.Errorf("%s, %s: text of others controls the terminal: %q, %v", name, verb, out+aside, err)
+				}
+				listed := map[string]string{"block": "bob2\nbob" + byAlice, "unblock": "bob2\n"}[verb]
+				expect.Equal(t, name+", "+verb, p.list().Data["users"], listed)
 			}
-			listed := map[string]string{"block": "bob2\nbob" + byAlice, "unblock": "bob2\n"}[verb]
-			expect.Equal(t, name+", "+verb, p.list().Data["users"], listed)
-		}
+		})
 	}
 }
 
 // TestBlockIsUndone has a person who takes the line away while the command waits.
 func TestBlockIsUndone(t *testing.T) {
-	p := planeOf(t, map[string]string{"nodes": ""}, nodeOf("w1"))
-	p.api.PrependReactor("update", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { return true, p.list(), nil })
-	_, _, err := execute(t, p.cluster, "", "block", "w1", "--yes", "--timeout", "50ms")
-	if err == nil || !strings.Contains(err.Error(), "somebody has changed it back") {
-		t.Errorf("error %v", err)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		p := planeOf(t, map[string]string{"nodes": ""}, nodeOf("w1"))
+		p.api.PrependReactor("update", "configmaps", func(clienttesting.Action) (bool, runtime.Object, error) { return true, p.list(), nil })
+		_, _, err := execute(t, p.cluster, "", "block", "w1", "--yes")
+		if err == nil || !strings.Contains(err.Error(), "somebody has changed it back") {
+			t.Errorf("error %v", err)
+		}
+	})
 }
 
 func fail(p *plane, verb, resource string) {

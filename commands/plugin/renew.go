@@ -2,6 +2,7 @@ package plugin
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509/pkix"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/spf13/cobra"
 	certificatesv1 "k8s.io/api/certificates/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -166,17 +168,18 @@ func (c *cluster) issued(ctx context.Context, cmd *cobra.Command, payload []byte
 	if problem, _ := approving.approve(ctx, obj.DeepCopy(), "Renewed by hand with kubectl csr renew."); problem != "" {
 		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "Not approved: %s. Waits for: %s\n", problem, commandFor("kubectl csr approve", obj.Name))
 	}
+	name, problem := obj.Name, error(nil)
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
-		if obj, err = api.Get(ctx, obj.Name, metav1.GetOptions{}); err != nil {
-			return false, err
+		if obj, problem = api.Get(ctx, name, metav1.GetOptions{}); problem != nil {
+			return apierrors.IsNotFound(problem), nil // without an answer it is asked again: the key would be lost
 		}
 		if state := csr.StateOf(obj); state == csr.Denied || state == csr.Failed {
 			return false, fmt.Errorf("the request is %s: %s", strings.ToLower(string(state)), commandFor("kubectl csr explain", obj.Name))
 		}
 		return len(obj.Status.Certificate) > 0, nil
 	})
-	if err != nil {
-		return nil, fmt.Errorf("request %s: %w", obj.Name, err)
+	if err = cmp.Or(problem, err); err != nil {
+		return nil, fmt.Errorf("request %s: %w", name, err)
 	}
 	return obj.Status.Certificate, nil
 }

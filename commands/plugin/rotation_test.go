@@ -4,10 +4,12 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	clocktesting "k8s.io/utils/clock/testing"
 	crfake "sigs.k8s.io/controller-runtime/pkg/client/fake"
 
@@ -283,12 +286,26 @@ func TestRotationFindsTheAuthority(t *testing.T) {
 	}
 }
 
-// TestRotationWaitsForARenewal checks that rotation wait finds a renewal under way, whether requested or brought.
+// TestRotationWaitsForARenewal checks that rotation wait finds a renewal under way, whether requested or brought, and that it
+// says the newest state that it read, also if the time ends during a read.
 func TestRotationWaitsForARenewal(t *testing.T) {
-	c, _ := clusterOf(t, nil, authorityRenewing())
-	_, aside, err := execute(t, c, "", "rotation", "wait", "cluster", "--timeout", "10ms")
-	if err == nil || !strings.Contains(aside, "until the renewed certificate signs") || !strings.Contains(err.Error(), "no API server publishes") {
-		t.Errorf("error %v:\n%s", err, aside)
+	for name, ends := range map[string]bool{"between two reads": false, "during a read": true} {
+		synctest.Test(t, func(t *testing.T) {
+			c, _ := clusterOf(t, nil, authorityRenewing())
+			typed := c.authorities.(*rest.RESTClient)
+			inner, start := typed.Client.Transport, time.Now()
+			typed.Client.Transport = answerer(func(r *http.Request) (*http.Response, error) {
+				if ends && time.Since(start) > time.Minute {
+					<-r.Context().Done()
+					return nil, r.Context().Err()
+				}
+				return inner.RoundTrip(r)
+			})
+			_, aside, err := execute(t, c, "", "rotation", "wait", "cluster")
+			if err == nil || !strings.Contains(aside, "until the renewed certificate signs") || !strings.Contains(err.Error(), "no API server publishes") {
+				t.Errorf("%s: error %v:\n%s", name, err, aside)
+			}
+		})
 	}
 }
 
