@@ -15,6 +15,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/duration"
+	"k8s.io/apimachinery/pkg/version"
+	"k8s.io/client-go/discovery"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/check"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
@@ -148,6 +150,7 @@ type trustSource struct {
 	signer, name string
 	certs        []*x509.Certificate
 	nextStep     string // if the CA is missing
+	goVersion    string // of the API server, if it is the verifier
 }
 
 // checkTrust reports whether verifiers trust the CA of the newest certificate of each signer: API servers by the CAs that
@@ -187,11 +190,16 @@ func (c *cluster) clientCAs(ctx context.Context) (sources []trustSource, results
 		return nil, []check.Result{{Check: caTrusted, Subject: where, Status: check.Unknown, Evidence: "it cannot be parsed: " + err.Error(),
 			NextStep: "correct the --client-ca-file of the API servers"}}
 	}
+	server, err := discovery.ToServerVersionInterfaceWithContext(c.Discovery()).ServerVersionWithContext(ctx)
+	if err != nil {
+		results = []check.Result{unknown(caTrusted, "the version of the API server", "get /version", err)}
+		server = &version.Info{}
+	}
 	for _, signer := range slices.DeleteFunc(csr.BuiltinSigners(), func(name string) bool { return !csr.VerifiedByAPIServers(name) }) {
 		sources = append(sources, trustSource{signer, where, certs,
-			"append that CA to the --client-ca-file of every API server, or sign with one that is in it"})
+			"append that CA to the --client-ca-file of every API server, or sign with one that is in it", server.GoVersion})
 	}
-	return sources, nil
+	return sources, results
 }
 
 // trustBundles returns the ClusterTrustBundles of each signer that has any. The results say why they are unknown.
@@ -207,7 +215,7 @@ func (c *cluster) trustBundles(ctx context.Context) (sources []trustSource, resu
 	}
 	for _, signer := range slices.Sorted(maps.Keys(bundles)) {
 		sources = append(sources, trustSource{signer, "the ClusterTrustBundles of " + csr.Shorten(signer), bundles[signer],
-			"publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status"})
+			"publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status", ""})
 	}
 	return sources, results
 }
@@ -233,6 +241,10 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 	if err != nil {
 		return resultOf(caTrusted, subject, fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %q: %v",
 			s.name, issuer, csr.ShortenTo(obj.Name, csr.MaxName), err), s.nextStep)
+	}
+	if strings.HasPrefix(certs[0].SignatureAlgorithm.String(), "ML-DSA") && !trust.ReadsMLDSA(s.goVersion) {
+		return resultOf(caTrusted, subject, fmt.Sprintf("issuer %q of the newest certificate has an ML-DSA key, and the API server is built with %s: "+
+			"only Go 1.27 and later can verify ML-DSA", issuer, csr.Shorten(s.goVersion)), "update every API server, or sign with a CA that has another key")
 	}
 	return resultOf(caTrusted, subject, fmt.Sprintf("%s trusts issuer %q of the newest certificate", s.name, issuer), "")
 }

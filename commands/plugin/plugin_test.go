@@ -6,6 +6,7 @@ import (
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/fips140"
+	cryptomldsa "crypto/mldsa"
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
@@ -35,6 +36,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/version"
+	fakediscovery "k8s.io/client-go/discovery/fake"
 	"k8s.io/client-go/kubernetes/fake"
 	certificatesclient "k8s.io/client-go/kubernetes/typed/certificates/v1"
 	"k8s.io/client-go/rest"
@@ -577,6 +580,28 @@ func checkBundles(t *testing.T, c *cluster) {
 		_, err := c.CertificatesV1().ClusterTrustBundles().Create(t.Context(), bundle, metav1.CreateOptions{})
 		kit.NoError(t, err)
 		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + want + ` .*` + signer).MatchString(out) {
+			t.Errorf("not %s:\n%s", want, out)
+		}
+	}
+}
+
+// TestCheckOfMLDSA checks the verdict about a published client CA whose signatures the API server may be too old to verify.
+func TestCheckOfMLDSA(t *testing.T) {
+	web := kit.IssueCA(t, "ca", kit.NewKey(t), nil, time.Hour)
+	tests := map[string]*kit.CA{"ok .* trusts issuer": web}
+	if fips140.Version() != "v1.0.0" {
+		key := kit.Must(cryptomldsa.GenerateKey(cryptomldsa.MLDSA44()))(t)
+		tests["failed .* ML-DSA key, and the API server is built with go1\\.26\\.8 X:boringcrypto: "] = kit.IssueCA(t, "ca", key, nil, time.Hour)
+	}
+	for want, made := range tests {
+		obj := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
+		obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Leaf(t, "a").Certificate[0]})
+		file := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}}
+		file.Data = map[string]string{"client-ca-file": string(made.PEM())}
+		c, api := clusterOf(t, []runtime.Object{obj, file})
+		c.clock = clocktesting.NewFakeClock(time.Now()) // the certificates are valid from now on
+		api.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GoVersion: "go1.26.8 X:boringcrypto"}
+		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + want).MatchString(out) {
 			t.Errorf("not %s:\n%s", want, out)
 		}
 	}

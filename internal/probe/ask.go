@@ -6,11 +6,9 @@ import (
 	"crypto/x509"
 	"errors"
 	"fmt"
-	"go/version"
 	"net"
 	"net/http"
 	"slices"
-	"strings"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -20,6 +18,7 @@ import (
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -151,11 +150,10 @@ func lacksMLDSA(ctx context.Context, cluster *rest.Config) string {
 	if err != nil {
 		return fmt.Sprintf("; only a server that is built with Go 1.27 or later can verify ML-DSA, and this one does not name its version: %v", err)
 	}
-	built, _, _ := strings.Cut(server.GoVersion, " ")
-	if !version.IsValid(built) || version.Compare(built, "go1.27") >= 0 {
+	if trust.ReadsMLDSA(server.GoVersion) {
 		return ""
 	}
-	return fmt.Sprintf("; it is built with %s, and only Go 1.27 and later can verify ML-DSA", csr.Shorten(built))
+	return fmt.Sprintf("; it is built with %s, and only Go 1.27 and later can verify ML-DSA", csr.Shorten(server.GoVersion))
 }
 
 // connection returns a client with its own transport, because client-go caches every transport that it makes. The

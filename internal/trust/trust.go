@@ -8,6 +8,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"go/version"
 	"slices"
 	"strings"
 	"time"
@@ -39,6 +40,13 @@ func Certificates(obj *corev1.ConfigMap, key string) ([]*x509.Certificate, error
 		return nil, fmt.Errorf("%s of ConfigMap %s/%s: %w", key, obj.Namespace, obj.Name, err)
 	}
 	return certs, nil
+}
+
+// ReadsMLDSA reports whether a program that was built with that version of Go, as /version names it, verifies ML-DSA: Go 1.27 or later
+// (crypto/mldsa). A version that is no release, as of a development build, counts as new.
+func ReadsMLDSA(goVersion string) bool {
+	built, _, _ := strings.Cut(goVersion, " ")
+	return !version.IsValid(built) || version.Compare(built, "go1.27") >= 0
 }
 
 // Above returns those of trusted by which chain[0] is accepted at now, without the CA of chain[0] itself. A verifier that
