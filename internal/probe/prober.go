@@ -5,8 +5,6 @@ package probe
 import (
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/sha256"
 	"crypto/x509"
@@ -171,13 +169,9 @@ type Certificate struct {
 // mintCertificate issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
 // it returns.
 func mintCertificate(ctx context.Context, authority *ca.Authority, log *audit.Log, now time.Time) (*Certificate, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	key, keyPEM, err := ca.NewKeyLike(nil)
 	if err != nil {
 		return nil, fmt.Errorf("make key: %w", err)
-	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, fmt.Errorf("encode key: %w", err)
 	}
 	random := make([]byte, 8) // with a longer name, the subject would exceed X.520's bound of 64 letters
 	_, _ = rand.Read(random)  // never fails
@@ -217,7 +211,7 @@ func mintCertificate(ctx context.Context, authority *ca.Authority, log *audit.Lo
 		NotAfter:  leaf.NotAfter,
 		certPEM:   issued.PEM,
 		mldsa:     authority.Certificate().PublicKeyAlgorithm == x509.MLDSA,
-		keyPEM:    pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}),
+		keyPEM:    keyPEM,
 	}, nil
 }
 

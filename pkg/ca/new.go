@@ -14,6 +14,7 @@ import (
 	"encoding/pem"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 	"unicode/utf8"
 )
@@ -45,7 +46,7 @@ func (a Algorithm) Check() error {
 	if slices.Contains([]Algorithm{"", ECDSAP256, ECDSAP384, RSA3072, RSA4096, ED25519}, a) {
 		return nil
 	}
-	_, err := newKey(a) // takes less than a millisecond
+	_, _, err := newKey(a) // takes less than a millisecond
 	return err
 }
 
@@ -74,7 +75,7 @@ func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte
 		return nil, nil, fmt.Errorf("the common name %q has %d letters: want 1 to %d",
 			options.CommonName, letters, maxCommonName)
 	}
-	key, err := newKey(options.Algorithm)
+	key, keyPEM, err := newKey(options.Algorithm)
 	if err != nil {
 		return nil, nil, fmt.Errorf("make CA key: %w", err)
 	}
@@ -96,11 +97,6 @@ func New(options NewOptions, now time.Time) (authority *Authority, keyPEM []byte
 	if err != nil {
 		return nil, nil, fmt.Errorf("sign CA certificate: %w", err)
 	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(key)
-	if err != nil {
-		return nil, nil, fmt.Errorf("encode CA key: %w", err)
-	}
-	keyPEM = pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER})
 	authority, err = Load(encode(der), keyPEM, nil)
 	return authority, keyPEM, err
 }
@@ -141,43 +137,43 @@ func (a *Authority) Renew(lifetime time.Duration, now time.Time) (*Authority, er
 	return &Authority{cert: cert, key: a.key, paths: paths, chain: a.chain, given: given}, err
 }
 
-func newKey(algorithm Algorithm) (crypto.Signer, error) {
+// newKey makes a key, and returns it also in PEM (PKCS#8).
+func newKey(algorithm Algorithm) (key crypto.Signer, keyPEM []byte, err error) {
 	switch algorithm {
 	case "", ECDSAP256:
-		return ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+		key, err = ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	case ECDSAP384:
-		return ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
+		key, err = ecdsa.GenerateKey(elliptic.P384(), rand.Reader)
 	case RSA3072:
-		return rsa.GenerateKey(rand.Reader, 3072)
+		key, err = rsa.GenerateKey(rand.Reader, 3072)
 	case RSA4096:
-		return rsa.GenerateKey(rand.Reader, 4096)
+		key, err = rsa.GenerateKey(rand.Reader, 4096)
 	case ED25519:
-		_, key, err := ed25519.GenerateKey(rand.Reader)
-		return key, err
+		_, key, err = ed25519.GenerateKey(rand.Reader)
 	case MLDSA44:
-		return mldsa.GenerateKey(mldsa.MLDSA44())
+		key, err = mldsa.GenerateKey(mldsa.MLDSA44())
 	case MLDSA65:
-		return mldsa.GenerateKey(mldsa.MLDSA65())
+		key, err = mldsa.GenerateKey(mldsa.MLDSA65())
 	case MLDSA87:
-		return mldsa.GenerateKey(mldsa.MLDSA87())
+		key, err = mldsa.GenerateKey(mldsa.MLDSA87())
 	default:
-		return nil, fmt.Errorf("unknown algorithm %q", algorithm)
-	}
-}
-
-// NewKeyLike makes a key for the renewal of a leaf certificate with the key public, and returns it also in PEM (PKCS#8). An ML-DSA key
-// keeps its kind. Others become ECDSA P-256, as when a kubelet renews (k8s.io/client-go/util/certificate).
-func NewKeyLike(public crypto.PublicKey) (key crypto.Signer, keyPEM []byte, err error) {
-	if like, is := public.(*mldsa.PublicKey); is {
-		key, err = mldsa.GenerateKey(like.Parameters())
-	} else {
-		key, err = newKey(ECDSAP256)
+		err = fmt.Errorf("unknown algorithm %q", algorithm)
 	}
 	if err != nil {
-		return nil, nil, fmt.Errorf("make key: %w", err)
+		return nil, nil, err
 	}
 	der, err := x509.MarshalPKCS8PrivateKey(key)
 	return key, pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: der}), err
+}
+
+// NewKeyLike makes a key for the renewal of a leaf certificate with the key public, and returns it also in PEM (PKCS#8). An ML-DSA key
+// keeps its kind. Others, and nil, become ECDSA P-256, as when a kubelet renews (k8s.io/client-go/util/certificate).
+func NewKeyLike(public crypto.PublicKey) (key crypto.Signer, keyPEM []byte, err error) {
+	algorithm := ECDSAP256
+	if like, is := public.(*mldsa.PublicKey); is {
+		algorithm = Algorithm(strings.ReplaceAll(like.Parameters().String(), "-", ""))
+	}
+	return newKey(algorithm)
 }
 
 // encode returns der as one CERTIFICATE block.
