@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -61,7 +62,7 @@ func (e *Env) credentialFor(ctx context.Context, user string, groups []string) (
 		cfg.BearerToken = token.Status.Token
 		return cfg, nil
 	}
-	key, keyPEM, err := newKey()
+	key, keyPEM, err := ca.NewKeyLike(nil)
 	if err != nil {
 		return nil, err
 	}

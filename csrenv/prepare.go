@@ -3,9 +3,6 @@ package csrenv
 import (
 	"cmp"
 	"context"
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"errors"
@@ -19,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
-	"k8s.io/client-go/util/keyutil"
 	"k8s.io/utils/clock"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/envtest"
@@ -120,12 +116,8 @@ type certAuthn struct {
 }
 
 func newCertAuthn() (*certAuthn, error) {
-	users, key, err := ca.New(ca.NewOptions{CommonName: "csrenv-users"}, time.Now())
-	if err != nil {
-		return nil, err
-	}
-	authority, err := ca.Load(users.CertificatePEM(), key, nil)
-	return &certAuthn{users: authority}, err
+	users, _, err := ca.New(ca.NewOptions{CommonName: "csrenv-users"}, time.Now())
+	return &certAuthn{users: users}, err
 }
 
 func (a *certAuthn) Configure(workDir string, args *envtest.Arguments) error {
@@ -139,7 +131,7 @@ func (a *certAuthn) Start() error { return os.WriteFile(a.file, a.users.Certific
 func (a *certAuthn) Stop() error { return nil }
 
 func (a *certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config, error) {
-	key, keyPEM, err := newKey()
+	key, keyPEM, err := ca.NewKeyLike(nil)
 	if err != nil {
 		return nil, err
 	}
@@ -159,15 +151,6 @@ func (a *certAuthn) AddUser(user envtest.User, base *rest.Config) (*rest.Config,
 	cfg := rest.CopyConfig(base)
 	cfg.CertData, cfg.KeyData = issued.PEM, keyPEM
 	return cfg, nil
-}
-
-func newKey() (*ecdsa.PrivateKey, []byte, error) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		return nil, nil, fmt.Errorf("make key: %w", err)
-	}
-	keyPEM, err := keyutil.MarshalPrivateKeyToPEM(key)
-	return key, keyPEM, err
 }
 
 // kubeletBindings are the bindings that Kubernetes' TLS bootstrapping document tells an administrator to create. Every
