@@ -164,7 +164,8 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 	}
 	req, err := r.RequestLimits.Parse(obj)
 	if err != nil {
-		req = &csr.Request{} // reconcile reports it: it has a lane of its own, and waits for no node
+		req = &csr.Request{}                            // reconcile reports it, or reads what the cache does not hold
+		req.Cert.Subject.CommonName = obj.Spec.Username // as that of a kubelet, which waits for its Node
 	}
 	key := fairqueue.KeyOf(obj, req.NodeName())
 	r.waiting.Put(key, marksOf(of, req)...)

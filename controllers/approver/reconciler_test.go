@@ -575,19 +575,23 @@ func TestEventsQueueWhatIsUndecided(t *testing.T) {
 }
 
 // TestChangesWakeThoseThatWait checks which requests a change of the inventory wakes, that changes are gathered, and that
-// of one lane only the newest requests are woken.
+// of one lane only the newest requests are woken. The request of node d is too large for the cache to hold its content.
 func TestChangesWakeThoseThatWait(t *testing.T) {
 	named := func(name, addresses string) *request { // the digit counts the seconds
 		age := created(now.Add(time.Duration(name[1]-'0') * time.Second))
 		return asks(name[:1], addresses, age, func(obj *request) { obj.Name, obj.UID = name, types.UID(name) })
 	}
+	large := named("d1", "10.0.0.4")
+	large.Annotations = map[string]string{"a": strings.Repeat("a", 13<<10)}
+	large = must(csr.Trim{}.Transform(large)).(*request)
+	expect.True(t, csr.Large(large), "the cache holds the whole request")
 	synctest.Test(t, func(t *testing.T) {
 		r := newParts(nil).reconciler
 		queue, wake := queueOf(t), newWakeUps()
 		events := fairqueue.Events(r.enqueue, r.forget)
 		for _, obj := range []*request{
 			named("a1", "10.0.0.1"), named("a2", "10.0.0.1"), named("a3", ""), named("a4", ""),
-			named("b1", "10.0.0.1 10.0.0.2"), named("c1", "10.0.0.3"), object(),
+			named("b1", "10.0.0.1 10.0.0.2"), named("c1", "10.0.0.3"), large, object(),
 		} {
 			events.Create(t.Context(), event.TypedCreateEvent[*request]{Object: obj}, queue)
 		}
@@ -600,13 +604,14 @@ func TestChangesWakeThoseThatWait(t *testing.T) {
 			want   string
 		}{
 			"a node":                    {func() { wake.inventory("b") }, "b1"},
+			"that of the large request": {func() { wake.inventory("d") }, "d1"},
 			"two nodes":                 {func() { wake.inventory("b"); wake.inventory("c"); wake.inventory("b") }, "b1 c1"},
 			"a node with many requests": {func() { wake.inventory("a") }, "a2 a3 a4"},
-			"all nodes":                 {func() { wake.inventory("") }, "a2 a3 a4 b1 c1"},
+			"all nodes":                 {func() { wake.inventory("") }, "a2 a3 a4 b1 c1 d1"},
 			"an address":                {func() { wake.inventory("z", sans("10.0.0.1")...) }, "a1 a2 b1"},
 			"an address that none asks": {func() { wake.inventory("z", sans("10.9.9.9")...) }, ""},
 			"more than can be gathered": {func() { wake.inventory("z", append(many(9_999), sans("10.0.0.1")...)...) }, ""},
-			"all nodes beside too many": {func() { wake.inventory("z", many(10_001)...); wake.inventory("") }, "a2 a3 a4 b1 c1"},
+			"all nodes beside too many": {func() { wake.inventory("z", many(10_001)...); wake.inventory("") }, "a2 a3 a4 b1 c1 d1"},
 		} {
 			test.change()
 			synctest.Wait()
