@@ -1,6 +1,7 @@
 package csr
 
 import (
+	"bytes"
 	"crypto/x509"
 	"encoding/asn1"
 	"encoding/pem"
@@ -74,14 +75,16 @@ func firstCertificate(data []byte) (leaf *x509.Certificate, err error) {
 	return certs[0], nil
 }
 
-// SignedBy reports whether the key of authority has signed the certificate. The name of the issuer does not matter: two
+// SignedBy reports whether the key of authority has signed the certificate. Its own certificates do not count: they are public, last for
+// years, and whoever may store a certificate could store one. The name of the issuer does not matter: two
 // generations of a CA may share it. The identifier of the issuer's key does not matter either: whoever may store a certificate can
 // write any identifier into it. A trimmed object knows only the CAs that Trim.Authorities returned when it was trimmed.
 func (c CertificateRecord) SignedBy(authority *x509.Certificate) bool {
 	if c.leaf == nil {
 		return c.issuer != "" && c.issuer == ca.KeyID(authority.RawSubjectPublicKeyInfo)
 	}
-	return authority.CheckSignature(c.leaf.SignatureAlgorithm, c.leaf.RawTBSCertificate, c.leaf.Signature) == nil
+	return !bytes.Equal(c.leaf.RawSubjectPublicKeyInfo, authority.RawSubjectPublicKeyInfo) &&
+		authority.CheckSignature(c.leaf.SignatureAlgorithm, c.leaf.RawTBSCertificate, c.leaf.Signature) == nil
 }
 
 // storedRecord is the form of a CertificateRecord in a trimmed object, in DER. The times are in seconds since 1970.

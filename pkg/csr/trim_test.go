@@ -316,6 +316,12 @@ func TestSignedBy(t *testing.T) {
 				}
 			}
 		}
+		obj := issued(block("CERTIFICATE", authorities[signer].Raw))
+		for _, obj := range []*request{obj, transformed(knowing, obj)} {
+			if record, readable := csr.Certificate(obj); !readable || record.SignedBy(authorities[signer]) {
+				t.Errorf("%s: readable: %t, and the certificate of the CA counts as issued", signer, readable)
+			}
+		}
 	}
 	if (csr.CertificateRecord{}).SignedBy(authorities["P-256"]) {
 		t.Error("no certificate is signed by a CA")
