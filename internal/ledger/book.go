@@ -26,6 +26,7 @@ import (
 	strictjson "sigs.k8s.io/json"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
 var (
@@ -171,10 +172,26 @@ func (b *Book) setSealed(ctx context.Context, keyID string, sealed bool) error {
 	})
 }
 
-// Raise records a certificate of keyID that was issued without Cover, for example by another signer. It changes a
-// closed account too. It reads the account each time, and writes only if the stored end is earlier.
-func (b *Book) Raise(ctx context.Context, keyID, signerName string, notAfter time.Time) error {
-	return b.change(ctx, keyID, func(account *Account) bool { return account.raise(signerName, notAfter) })
+// maxSigners is how many names of signers Raise adds to an account, beside the built-in ones. Those above it count as otherSigners.
+// Without a bound, whoever may sign for any name fills the object, and so ends each rotation.
+const (
+	maxSigners   = 100
+	otherSigners = "other signers"
+)
+
+// Raise records certificates of keyID that were issued without Cover, for example by another signer. ends has the end of the last one
+// by the signer's name. Raise changes a closed account too. It reads the account each time, and writes only if a stored end is earlier.
+func (b *Book) Raise(ctx context.Context, keyID string, ends map[string]time.Time) error {
+	return b.change(ctx, keyID, func(account *Account) (changed bool) {
+		for signer, notAfter := range ends {
+			_, known := account.Signers[signer]
+			if _, builtin := csr.BuiltinSigner(signer); !known && !builtin && len(account.Signers) >= maxSigners {
+				signer = otherSigners
+			}
+			changed = account.raise(signer, notAfter) || changed
+		}
+		return changed
+	})
 }
 
 // Read returns the stored accounts by key ID.

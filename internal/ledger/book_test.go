@@ -35,6 +35,9 @@ var (
 
 const key, other, node, web = "0123456789abcdef", "fedcba9876543210", "kubernetes.io/kubelet-serving", "example.com/web"
 
+// ends are ends by signer name.
+type ends = map[string]time.Time
+
 // world is a fake API server that counts requests, and the Book of one process. before, if set, is called before each
 // write.
 type world struct {
@@ -204,8 +207,8 @@ func TestSealed(t *testing.T) {
 	w.fails("seconds later", anHour(idle), ledger.ErrSealed)
 	w.has("while it is closed", web, time.Hour+3*time.Minute+45*time.Second)
 	w.succeed(w.Cover(ctx, other, web, now.Add(time.Hour)))
-	w.succeed(w.another().Raise(ctx, key, web, now.Add(72*time.Hour))) // also in a closed account
-	w.open()                                                           // Open is for a missing account
+	w.succeed(w.another().Raise(ctx, key, ends{web: now.Add(72 * time.Hour)})) // also in a closed account
+	w.open()                                                                   // Open is for a missing account
 	expect.True(t, w.stored()[key].Sealed, "Open has unsealed it")
 	w.succeed(w.another().Unseal(ctx, key), w.cover(web, 48*time.Hour))
 	want := ledger.Account{Signers: map[string]time.Time{web: now.Add(72 * time.Hour)}}
@@ -224,7 +227,7 @@ func TestBrokenIsNeverOverwritten(t *testing.T) {
 		_, readErr := w.Read(ctx)
 		for what, err := range map[string]error{
 			"read": readErr, "cover": w.cover(web, 0), "seal": w.Seal(ctx, key), "unseal": w.Unseal(ctx, key),
-			"raise": w.Raise(ctx, key, web, now),
+			"raise": w.Raise(ctx, key, ends{web: now}),
 		} {
 			expect.True(t, err != nil && strings.Contains(err.Error(), "ConfigMap ns/ca-ledger: read the account of key "+key),
 				"%q: %s: %v", text, what, err)
@@ -274,12 +277,12 @@ func TestRetriesAreBounded(t *testing.T) {
 func TestALostAccountIsNotMadeUp(t *testing.T) {
 	t.Parallel()
 	w, ctx := newWorld(t, key), t.Context()
-	w.succeed(w.cover(node, 365*24*time.Hour), w.Raise(ctx, key, web, now.Add(time.Hour)))
+	w.succeed(w.cover(node, 365*24*time.Hour), w.Raise(ctx, key, ends{web: now.Add(time.Hour)}))
 	w.lose()
 	for name, book := range map[string]*ledger.Book{"restarted": w.another(), "running": w.Book} {
 		for what, err := range map[string]error{
 			"cover": book.Cover(ctx, key, web, now.Add(time.Hour)),
-			"raise": book.Raise(ctx, key, web, now.Add(time.Hour)), // although it has recorded this end before
+			"raise": book.Raise(ctx, key, ends{web: now.Add(time.Hour)}), // although it has recorded this end before
 			"seal":  book.Seal(ctx, key), "unseal": book.Unseal(ctx, key),
 		} {
 			w.fails(name+": "+what, err, ledger.ErrNoAccount)
@@ -289,9 +292,9 @@ func TestALostAccountIsNotMadeUp(t *testing.T) {
 	w.fails("what it has stored, seconds later", w.cover(node, time.Hour), ledger.ErrNoAccount)
 	expect.Equal(t, "written", w.stored(), map[string]ledger.Account{})
 	w.open()
-	w.succeed(w.Raise(ctx, key, web, now.Add(time.Hour-time.Millisecond)), w.cover(node, 16*time.Hour)) // rounded up
+	w.succeed(w.Raise(ctx, key, ends{web: now.Add(time.Hour - time.Millisecond)}), w.cover(node, 16*time.Hour)) // rounded up
 	writes := w.writes.Load()
-	w.succeed(w.Raise(ctx, key, web, now.Add(time.Minute)))
+	w.succeed(w.Raise(ctx, key, ends{web: now.Add(time.Minute)}))
 	expect.Equal(t, "writes, after an end that is late enough", w.writes.Load(), writes)
 	w.has("raised again", web, time.Hour)
 	w.has("stored again", node, 17*time.Hour)
@@ -367,7 +370,7 @@ func TestQuietAfter(t *testing.T) {
 				},
 			})
 			book := ledger.NewBook(w, answersLate, secret, real)
-			w.succeed(w.another().Raise(t.Context(), key, web, time.Now().Add(24*time.Hour)))
+			w.succeed(w.another().Raise(t.Context(), key, ends{web: time.Now().Add(24 * time.Hour)}))
 			sealed := time.Now().Add(time.Second / 2)
 			go func() {
 				time.Sleep(time.Until(sealed))

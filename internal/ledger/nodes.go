@@ -65,7 +65,7 @@ type Recorder struct {
 	list store // of the nodes that have moved
 
 	mu    sync.Mutex
-	ends  map[entryKey]time.Time
+	ends  map[string]map[string]time.Time // by key ID and signer name
 	moved sets.Set[movedNode]
 }
 
@@ -77,7 +77,7 @@ func NewRecorder(
 	writer client.Client, reader client.Reader, secret types.NamespacedName, clock clock.PassiveClock,
 ) *Recorder {
 	return &Recorder{
-		Book: NewBook(writer, reader, secret, clock), ends: map[entryKey]time.Time{}, moved: sets.New[movedNode](),
+		Book: NewBook(writer, reader, secret, clock), ends: map[string]map[string]time.Time{}, moved: sets.New[movedNode](),
 		list: store{writer, reader, types.NamespacedName{Namespace: secret.Namespace, Name: MovedName(secret.Name)}},
 	}
 }
@@ -86,9 +86,11 @@ func NewRecorder(
 func (r *Recorder) Note(certificate Certificate) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	key := entryKey{certificate.KeyID, certificate.Signer}
-	if certificate.NotAfter.After(r.ends[key]) {
-		r.ends[key] = certificate.NotAfter
+	if r.ends[certificate.KeyID] == nil {
+		r.ends[certificate.KeyID] = map[string]time.Time{}
+	}
+	if ends := r.ends[certificate.KeyID]; certificate.NotAfter.After(ends[certificate.Signer]) {
+		ends[certificate.Signer] = certificate.NotAfter
 	}
 	if builtin, _ := csr.BuiltinSigner(certificate.Signer); certificate.Node != "" && builtin.OfKubelets {
 		signer := strings.TrimPrefix(certificate.Signer, "kubernetes.io/")
@@ -103,9 +105,9 @@ func (r *Recorder) Flush(ctx context.Context) error {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	var errs []error
-	for key, notAfter := range r.ends {
-		if err := r.Raise(ctx, key.keyID, key.signerName, notAfter); err == nil {
-			delete(r.ends, key)
+	for keyID, ends := range r.ends {
+		if err := r.Raise(ctx, keyID, ends); err == nil {
+			delete(r.ends, keyID)
 		} else if !errors.Is(err, ErrNoAccount) {
 			errs = append(errs, err)
 		}

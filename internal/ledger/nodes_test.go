@@ -6,6 +6,7 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -137,6 +138,31 @@ func TestRecognize(t *testing.T) {
 			expect.Equal(t, name+": found", found, test.want.KeyID != "")
 		}
 	}
+}
+
+// TestManySigners checks that the names of 5,000 signers cost one write and little room, that a built-in signer keeps its own end, and
+// that no end is lost.
+func TestManySigners(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, key)
+	recorder := w.recorder()
+	for n := range 5000 {
+		recorder.Note(certificateOf("", fmt.Sprintf("%05d%s.com/a", n, strings.Repeat(".example", 60)), key, time.Duration(n)*time.Hour))
+	}
+	w.succeed(recorder.Flush(t.Context()))
+	recorder.Note(certificateOf("a", kubelet, key, time.Hour))
+	w.succeed(recorder.Flush(t.Context()), w.cover(web, time.Hour))
+	stored := w.stored()[key].Signers
+	expect.Equal(t, "writes", w.writes.Load(), 3)
+	expect.Equal(t, "a built-in signer", stored[kubelet], now.Add(time.Hour))
+	expect.True(t, !stored[web].Before(now.Add(time.Hour)), "a signer of ours is not recorded")
+	last := now
+	for _, end := range stored {
+		last = slices.MaxFunc([]time.Time{last, end}, time.Time.Compare)
+	}
+	expect.Equal(t, "the last end", last, now.Add(4999*time.Hour))
+	size := w.configMap("ca-ledger").Size()
+	expect.True(t, len(stored) == 103 && size < 70_000, "%d signers in %d bytes", len(stored), size)
 }
 
 // TestRecorder checks that notes raise the stored end with one write, and that unsaved notes are kept. A missing account
