@@ -18,6 +18,7 @@ import (
 	authenticationclient "k8s.io/client-go/kubernetes/typed/authentication/v1"
 	"k8s.io/client-go/rest"
 
+	"github.com/csr-controller-manager/csr-controller-manager/internal/ascii"
 	"github.com/csr-controller-manager/csr-controller-manager/internal/trust"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
@@ -52,7 +53,8 @@ const timeout = 10 * time.Second
 
 // Ask presents c to the API server of cluster. It uses only the address and the CA of cluster, so that the answer
 // can't be about a token or another certificate. Each call has its own connection.
-func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
+func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) (answer Answer) {
+	defer func() { answer.Evidence = ascii.Quote(answer.Evidence) }() // it has texts of the server
 	if cluster.Insecure {
 		return Answer{Unknown, fmt.Sprintf(
 			"%s is not verified (insecure-skip-tls-verify), so another server could have answered", cluster.Host)}
@@ -64,7 +66,7 @@ func (c *Certificate) Ask(ctx context.Context, cluster *rest.Config) Answer {
 	case err == nil:
 		return c.identifiedAs(review.Status.UserInfo)
 	case refused(err):
-		answer := c.refusal(cluster.Host, heard)
+		answer = c.refusal(cluster.Host, heard)
 		if answer.Trust == Refused && c.mldsa {
 			answer.Evidence += lacksMLDSA(ctx, anonymous(cluster))
 		}

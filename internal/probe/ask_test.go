@@ -292,6 +292,7 @@ func TestAskNamesAServerWithoutMLDSA(t *testing.T) {
 	for goVersion, want := range map[string]string{
 		"go1.26.8":                "; it is built with go1.26.8, and only Go 1.27 and later can verify ML-DSA",
 		"go1.26.8 X:boringcrypto": "; it is built with go1.26.8 X:boringcrypto, and only Go 1.27 and later can verify ML-DSA",
+		"go1.26-\x1b[31m":         `; it is built with go1.26-\x1b[31m, and only Go 1.27 and later can verify ML-DSA`,
 		"":                        "; only a server that is built with Go 1.27 or later can verify ML-DSA, and this one does not name its version: ",
 		"go1.27.0":                "",
 		"go1.30":                  "",

@@ -163,7 +163,7 @@ type Certificate struct {
 	NotBefore, NotAfter time.Time
 
 	certPEM, keyPEM []byte
-	mldsa           bool // reports whether its signature is ML-DSA
+	mldsa           bool // reports whether a CA of its chain has an ML-DSA key
 }
 
 // mintCertificate issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
@@ -210,8 +210,10 @@ func mintCertificate(ctx context.Context, authority *ca.Authority, log *audit.Lo
 		NotBefore: leaf.NotBefore,
 		NotAfter:  leaf.NotAfter,
 		certPEM:   issued.PEM,
-		mldsa:     authority.Certificate().PublicKeyAlgorithm == x509.MLDSA,
-		keyPEM:    keyPEM,
+		mldsa: slices.ContainsFunc(append(authority.Given(), authority.Certificate()), func(one *x509.Certificate) bool {
+			return one.PublicKeyAlgorithm == x509.MLDSA
+		}),
+		keyPEM: keyPEM,
 	}, nil
 }
 
