@@ -234,7 +234,7 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 	for _, one := range certs[1:] {
 		between.AddCert(one)
 	}
-	_, err = certs[0].Verify(x509.VerifyOptions{
+	chains, err := certs[0].Verify(x509.VerifyOptions{
 		Roots: roots, Intermediates: between, CurrentTime: now, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageAny},
 	})
 	issuer := csr.Shorten(certs[0].Issuer.String())
@@ -242,11 +242,17 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 		return resultOf(caTrusted, subject, fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %q: %v",
 			s.name, issuer, csr.ShortenTo(obj.Name, csr.MaxName), err), s.nextStep)
 	}
-	if strings.HasPrefix(certs[0].SignatureAlgorithm.String(), "ML-DSA") && !trust.ReadsMLDSA(s.goVersion) {
-		return resultOf(caTrusted, subject, fmt.Sprintf("issuer %q of the newest certificate has an ML-DSA key, and the API server is built with %s: "+
-			"only Go 1.27 and later can verify ML-DSA", issuer, csr.Shorten(s.goVersion)), "update every API server, or sign with a CA that has another key")
+	if !trust.ReadsMLDSA(s.goVersion) && !slices.ContainsFunc(chains, withoutMLDSA) {
+		return resultOf(caTrusted, subject, fmt.Sprintf("issuer %q of the newest certificate, or a CA above it, has an ML-DSA key, and the API server "+
+			"is built with %s: only Go 1.27 and later can verify ML-DSA", issuer, csr.Shorten(s.goVersion)),
+			"update every API server, or sign with a CA that has another key")
 	}
 	return resultOf(caTrusted, subject, fmt.Sprintf("%s trusts issuer %q of the newest certificate", s.name, issuer), "")
+}
+
+// withoutMLDSA reports whether a verifier without ML-DSA can verify chain, whose last certificate it trusts.
+func withoutMLDSA(chain []*x509.Certificate) bool {
+	return !slices.ContainsFunc(chain[1:], func(issuer *x509.Certificate) bool { return issuer.PublicKeyAlgorithm == x509.MLDSA })
 }
 
 const (

@@ -587,22 +587,31 @@ func checkBundles(t *testing.T, c *cluster) {
 
 // TestCheckOfMLDSA checks the verdict about a published client CA whose signatures the API server may be too old to verify.
 func TestCheckOfMLDSA(t *testing.T) {
-	web := kit.IssueCA(t, "ca", kit.NewKey(t), nil, time.Hour)
-	tests := map[string]*kit.CA{"ok .* trusts issuer": web}
+	const failed = `failed .* ML-DSA key, and the API server is built with go1\.26\.8 X:boringcrypto: `
+	root := kit.IssueCA(t, "root", kit.NewKey(t), nil, time.Hour)
+	tests := []struct {
+		root, signs *kit.CA
+		want        string
+	}{{root, root, "ok .* trusts issuer"}}
 	if fips140.Version() != "v1.0.0" {
-		key := kit.Must(cryptomldsa.GenerateKey(cryptomldsa.MLDSA44()))(t)
-		tests["failed .* ML-DSA key, and the API server is built with go1\\.26\\.8 X:boringcrypto: "] = kit.IssueCA(t, "ca", key, nil, time.Hour)
+		root := kit.IssueCA(t, "root", kit.Must(cryptomldsa.GenerateKey(cryptomldsa.MLDSA44()))(t), nil, time.Hour)
+		between := kit.IssueCA(t, "between", kit.NewKey(t), root, time.Hour)
+		tests = append(tests, tests[0], tests[0], tests[0])
+		tests[1].root, tests[1].signs, tests[1].want = root, root, failed
+		tests[2].root, tests[2].signs, tests[2].want = root, between, failed
+		tests[3].root, tests[3].signs = between, between
 	}
-	for want, made := range tests {
+	for i, test := range tests {
 		obj := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
-		obj.Status.Certificate = pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: made.Leaf(t, "a").Certificate[0]})
+		leaf := pem.Block{Type: "CERTIFICATE", Bytes: test.signs.Leaf(t, "a").Certificate[0]}
+		obj.Status.Certificate = slices.Concat(pem.EncodeToMemory(&leaf), test.signs.PEM())
 		file := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "extension-apiserver-authentication"}}
-		file.Data = map[string]string{"client-ca-file": string(made.PEM())}
+		file.Data = map[string]string{"client-ca-file": string(test.root.PEM())}
 		c, api := clusterOf(t, []runtime.Object{obj, file})
 		c.clock = clocktesting.NewFakeClock(time.Now()) // the certificates are valid from now on
 		api.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GoVersion: "go1.26.8 X:boringcrypto"}
-		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + want).MatchString(out) {
-			t.Errorf("not %s:\n%s", want, out)
+		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + test.want).MatchString(out) {
+			t.Errorf("%d: not %s:\n%s", i, test.want, out)
 		}
 	}
 }
