@@ -163,7 +163,7 @@ type Certificate struct {
 	NotBefore, NotAfter time.Time
 
 	certPEM, keyPEM []byte
-	mldsa           bool // reports whether a CA of its chain has an ML-DSA key
+	mldsa           bool // reports whether a certificate that came with the CA has an ML-DSA key
 }
 
 // mintCertificate issues a Certificate by authority, valid from ca.Backdate before now. It writes the certificate to log before
@@ -210,7 +210,7 @@ func mintCertificate(ctx context.Context, authority *ca.Authority, log *audit.Lo
 		NotBefore: leaf.NotBefore,
 		NotAfter:  leaf.NotAfter,
 		certPEM:   issued.PEM,
-		mldsa: slices.ContainsFunc(append(authority.Given(), authority.Certificate()), func(one *x509.Certificate) bool {
+		mldsa: slices.ContainsFunc(authority.Given(), func(one *x509.Certificate) bool {
 			return one.PublicKeyAlgorithm == x509.MLDSA
 		}),
 		keyPEM: keyPEM,
