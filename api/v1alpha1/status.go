@@ -196,7 +196,7 @@ func SameCA(a, b *CAStatus) bool { return a != nil && b != nil && a.Fingerprint 
 
 // Outstanding describes certificates of the retiring CA that may still be valid.
 type Outstanding struct {
-	// Signer is a signer name, or empty for certificates that others have issued from an adopted CA.
+	// Signer is a signer name or a description of several, or empty for certificates that others have issued from an adopted CA.
 	Signer string `json:"signer,omitempty"`
 	// Until is when the last of them expires, at the latest.
 	Until metav1.Time `json:"until"`

@@ -172,10 +172,10 @@ func (b *Book) setSealed(ctx context.Context, keyID string, sealed bool) error {
 	})
 }
 
-// maxSigners is how many names of signers Raise adds to an account, beside the built-in ones. Those above it count as otherSigners.
-// Without a bound, whoever may sign for any name fills the object, and so ends each rotation.
+// If an account has maxSigners names, Raise adds no other custom one: its end counts for otherSigners. Without a bound, whoever may sign
+// for any name fills the object, and so stops each rotation.
 const (
-	maxSigners   = 100
+	maxSigners   = 20
 	otherSigners = "other signers"
 )
 
@@ -222,7 +222,7 @@ func (b *Book) change(ctx context.Context, keyID string, change func(*Account) b
 
 // Account bounds the certificates that one key has issued.
 type Account struct {
-	// Signers has for each signer name an instant that is not before the end of any of its certificates.
+	// Signers has for each signer name an instant that is not before the end of any of its certificates, unless that of otherSigners is.
 	Signers map[string]time.Time `json:"signers"`
 	// Sealed reports that no more certificates are covered.
 	Sealed bool `json:"sealed,omitempty"`

@@ -16,7 +16,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/csr-controller-manager/csr-controller-manager/internal/call"
-	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 )
 
@@ -42,20 +41,14 @@ type Certificate struct {
 // generations of a CA may share.
 func Recognize(obj *certificatesv1.CertificateSigningRequest, authorities []*x509.Certificate) (Certificate, bool) {
 	record, readable := csr.Certificate(obj)
-	if !readable {
+	keyID := record.SignedBy(authorities)
+	if !readable || keyID == "" {
 		return Certificate{}, false
 	}
-	for _, authority := range authorities {
-		if !record.SignedBy(authority) {
-			continue
-		}
-		found := Certificate{record.Node, obj.Spec.SignerName, ca.KeyID(authority.RawSubjectPublicKeyInfo), record.NotAfter}
-		if len(validation.IsDNS1123Subdomain(found.Node)) > 0 {
-			found.Node = ""
-		}
-		return found, true
+	if len(validation.IsDNS1123Subdomain(record.Node)) > 0 {
+		record.Node = ""
 	}
-	return Certificate{}, false
+	return Certificate{record.Node, obj.Spec.SignerName, keyID, record.NotAfter}, true
 }
 
 // Recorder notes certificates that were issued by any signer, and stores them in batches: their ends in the Book, and in a

@@ -171,7 +171,7 @@ func newKey(algorithm Algorithm) (key crypto.Signer, keyPEM []byte, err error) {
 func NewKeyLike(public crypto.PublicKey) (key crypto.Signer, keyPEM []byte, err error) {
 	algorithm := ECDSAP256
 	if like, is := public.(*mldsa.PublicKey); is {
-		algorithm = Algorithm(strings.ReplaceAll(like.Parameters().String(), "-", ""))
+		algorithm = Algorithm(strings.ReplaceAll(like.Parameters().String(), "-", "")) // it is "ML-DSA-44" there
 	}
 	return newKey(algorithm)
 }

@@ -7,7 +7,6 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -75,16 +74,25 @@ func firstCertificate(data []byte) (leaf *x509.Certificate, err error) {
 	return certs[0], nil
 }
 
-// SignedBy reports whether the key of authority has signed the certificate. Its own certificates do not count: they are public, last for
-// years, and whoever may store a certificate could store one. The name of the issuer does not matter: two
-// generations of a CA may share it. The identifier of the issuer's key does not matter either: whoever may store a certificate can
-// write any identifier into it. A trimmed object knows only the CAs that Trim.Authorities returned when it was trimmed.
-func (c CertificateRecord) SignedBy(authority *x509.Certificate) bool {
-	if c.leaf == nil {
-		return c.issuer != "" && c.issuer == ca.KeyID(authority.RawSubjectPublicKeyInfo)
+// SignedBy returns the key of the one of authorities that has signed the certificate (ca.KeyID), or "". The name of the issuer does not
+// matter: two generations of a CA may share it. The identifier of the issuer's key does not matter either: whoever may store a
+// certificate can write any identifier into it. A certificate for a key of authorities was not issued to a client: it is public and
+// lasts for years, so anyone who may store a certificate could store it. A trimmed object knows only the CAs that Trim.Authorities
+// returned when it was trimmed.
+func (c CertificateRecord) SignedBy(authorities []*x509.Certificate) (keyID string) {
+	for _, authority := range authorities {
+		own := ca.KeyID(authority.RawSubjectPublicKeyInfo)
+		switch {
+		case c.leaf == nil && c.issuer == own:
+			return own
+		case c.leaf == nil:
+		case bytes.Equal(c.leaf.RawSubjectPublicKeyInfo, authority.RawSubjectPublicKeyInfo):
+			return ""
+		case keyID == "" && authority.CheckSignature(c.leaf.SignatureAlgorithm, c.leaf.RawTBSCertificate, c.leaf.Signature) == nil:
+			keyID = own
+		}
 	}
-	return !bytes.Equal(c.leaf.RawSubjectPublicKeyInfo, authority.RawSubjectPublicKeyInfo) &&
-		authority.CheckSignature(c.leaf.SignatureAlgorithm, c.leaf.RawTBSCertificate, c.leaf.Signature) == nil
+	return keyID
 }
 
 // storedRecord is the form of a CertificateRecord in a trimmed object, in DER. The times are in seconds since 1970.
@@ -105,11 +113,8 @@ func encodeRecord(obj *certificatesv1.CertificateSigningRequest, authorities []*
 	if !readable {
 		return []byte("unreadable")
 	}
-	var issuer string
-	if at := slices.IndexFunc(authorities, record.SignedBy); at >= 0 {
-		issuer = ca.KeyID(authorities[at].RawSubjectPublicKeyInfo)
-	}
-	encoded, err := asn1.Marshal(storedRecord{record.NotBefore.Unix(), record.NotAfter.Unix(), []byte(record.Node), []byte(issuer)})
+	issuer := []byte(record.SignedBy(authorities))
+	encoded, err := asn1.Marshal(storedRecord{record.NotBefore.Unix(), record.NotAfter.Unix(), []byte(record.Node), issuer})
 	if err != nil {
 		return []byte("unreadable") // DER can hold every value of these types
 	}

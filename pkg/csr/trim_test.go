@@ -29,6 +29,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 
+	"github.com/csr-controller-manager/csr-controller-manager/pkg/ca"
 	"github.com/csr-controller-manager/csr-controller-manager/pkg/csr"
 	"github.com/csr-controller-manager/csr-controller-manager/test/kit/expect"
 )
@@ -305,25 +306,29 @@ func TestSignedBy(t *testing.T) {
 					t.Errorf("%s: %+v, %t", form, record, readable)
 				}
 				for name, authority := range authorities {
-					expect.Equal(t, fmt.Sprintf("%s, %s by %s: signed by %s", form, algorithm, signer, name), record.SignedBy(authority), name == signer && form != "trimmed before")
+					got := record.SignedBy([]*x509.Certificate{authority}) == ca.KeyID(authority.RawSubjectPublicKeyInfo)
+					expect.Equal(t, fmt.Sprintf("%s, %s by %s: signed by %s", form, algorithm, signer, name), got, name == signer && form != "trimmed before")
 				}
 			}
 			made[len(made)-1] ^= 1
 			obj = issued(block("CERTIFICATE", made))
 			for _, obj := range []*request{obj, transformed(knowing, obj)} {
-				if record, readable := csr.Certificate(obj); !readable || record.SignedBy(authorities[signer]) {
+				if record, readable := csr.Certificate(obj); !readable || record.SignedBy(all) != "" {
 					t.Errorf("%s by %s: readable: %t, and a changed signature is recognized", algorithm, signer, readable)
 				}
 			}
 		}
-		obj := issued(block("CERTIFICATE", authorities[signer].Raw))
-		for _, obj := range []*request{obj, transformed(knowing, obj)} {
-			if record, readable := csr.Certificate(obj); !readable || record.SignedBy(authorities[signer]) {
-				t.Errorf("%s: readable: %t, and the certificate of the CA counts as issued", signer, readable)
+		crossed := must(x509.CreateCertificate(rand.Reader, template, authorities["P-521"], keys[signer].Public(), keys["P-521"]))
+		for _, der := range [][]byte{authorities[signer].Raw, crossed} {
+			obj := issued(block("CERTIFICATE", der))
+			for _, obj := range []*request{obj, transformed(knowing, obj)} {
+				if record, readable := csr.Certificate(obj); !readable || record.SignedBy(all) != "" {
+					t.Errorf("%s: readable: %t, and a certificate of a CA counts as issued", signer, readable)
+				}
 			}
 		}
 	}
-	if (csr.CertificateRecord{}).SignedBy(authorities["P-256"]) {
+	if (csr.CertificateRecord{}).SignedBy(all) != "" {
 		t.Error("no certificate is signed by a CA")
 	}
 }
