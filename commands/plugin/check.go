@@ -149,8 +149,9 @@ func (c *cluster) checkLeaders(ctx context.Context) (results []check.Result) {
 type trustSource struct {
 	signer, name string
 	certs        []*x509.Certificate
-	nextStep     string // if the CA is missing
-	goVersion    string // of the API server, if it is the verifier
+	nextStep     string        // if the CA is missing
+	server       *version.Info // if API servers are the verifiers, the version of the one that answers
+	unread       error         // why server is unknown
 }
 
 // checkTrust reports whether verifiers trust the CA of the newest certificate of each signer: API servers by the CAs that
@@ -190,16 +191,12 @@ func (c *cluster) clientCAs(ctx context.Context) (sources []trustSource, results
 		return nil, []check.Result{{Check: caTrusted, Subject: where, Status: check.Unknown, Evidence: "it cannot be parsed: " + err.Error(),
 			NextStep: "correct the --client-ca-file of the API servers"}}
 	}
-	server, err := discovery.ToServerVersionInterfaceWithContext(c.Discovery()).ServerVersionWithContext(ctx)
-	if err != nil {
-		results = []check.Result{unknown(caTrusted, "the version of the API server", "get /version", err)}
-		server = &version.Info{}
-	}
+	server, unread := discovery.ToServerVersionInterfaceWithContext(c.Discovery()).ServerVersionWithContext(ctx)
 	for _, signer := range slices.DeleteFunc(csr.BuiltinSigners(), func(name string) bool { return !csr.VerifiedByAPIServers(name) }) {
 		sources = append(sources, trustSource{signer, where, certs,
-			"append that CA to the --client-ca-file of every API server, or sign with one that is in it", server.GoVersion})
+			"append that CA to the --client-ca-file of every API server, or sign with one that is in it", server, unread})
 	}
-	return sources, results
+	return sources, nil
 }
 
 // trustBundles returns the ClusterTrustBundles of each signer that has any. The results say why they are unknown.
@@ -215,7 +212,7 @@ func (c *cluster) trustBundles(ctx context.Context) (sources []trustSource, resu
 	}
 	for _, signer := range slices.Sorted(maps.Keys(bundles)) {
 		sources = append(sources, trustSource{signer, "the ClusterTrustBundles of " + csr.Shorten(signer), bundles[signer],
-			"publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status", ""})
+			"publish that CA in a ClusterTrustBundle of the signer; if a SigningAuthority does it: kubectl csr rotation status", nil, nil})
 	}
 	return sources, results
 }
@@ -242,9 +239,12 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 		return resultOf(caTrusted, subject, fmt.Sprintf("%s does not trust issuer %q of the newest certificate, of request %q: %v",
 			s.name, issuer, csr.ShortenTo(obj.Name, csr.MaxName), err), s.nextStep)
 	}
-	if !trust.ReadsMLDSA(s.goVersion) && !slices.ContainsFunc(chains, withoutMLDSA) {
-		return resultOf(caTrusted, subject, fmt.Sprintf("issuer %q of the newest certificate, or a CA above it, has an ML-DSA key, and the API server "+
-			"is built with %s: only Go 1.27 and later can verify ML-DSA", issuer, csr.Shorten(s.goVersion)),
+	switch needsMLDSA := !slices.ContainsFunc(chains, withoutMLDSA); {
+	case needsMLDSA && s.unread != nil:
+		return unknown(caTrusted, "ML-DSA at the API server, which "+subject+" needs", "get /version", s.unread)
+	case needsMLDSA && s.server != nil && !trust.ReadsMLDSA(s.server.GoVersion):
+		return resultOf(caTrusted, subject, fmt.Sprintf("the newest certificate, its issuer %q, or a CA above it has an ML-DSA key, and the API server "+
+			"is built with %s: only Go 1.27 and later can verify ML-DSA", issuer, csr.Shorten(s.server.GoVersion)),
 			"update every API server, or sign with a CA that has another key")
 	}
 	return resultOf(caTrusted, subject, fmt.Sprintf("%s trusts issuer %q of the newest certificate", s.name, issuer), "")
@@ -252,7 +252,7 @@ func (s trustSource) check(obj *certificatesv1.CertificateSigningRequest, now ti
 
 // withoutMLDSA reports whether a verifier without ML-DSA can verify chain, whose last certificate it trusts.
 func withoutMLDSA(chain []*x509.Certificate) bool {
-	return !slices.ContainsFunc(chain[1:], func(issuer *x509.Certificate) bool { return issuer.PublicKeyAlgorithm == x509.MLDSA })
+	return !slices.ContainsFunc(chain, func(one *x509.Certificate) bool { return one.PublicKeyAlgorithm == x509.MLDSA })
 }
 
 const (

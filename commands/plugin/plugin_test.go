@@ -588,18 +588,20 @@ func checkBundles(t *testing.T, c *cluster) {
 // TestCheckOfMLDSA checks the verdict about a published client CA whose signatures the API server may be too old to verify.
 func TestCheckOfMLDSA(t *testing.T) {
 	const failed = `failed .* ML-DSA key, and the API server is built with go1\.26\.8 X:boringcrypto: `
-	root := kit.IssueCA(t, "root", kit.NewKey(t), nil, time.Hour)
-	tests := []struct {
+	const passed = "ok .* trusts issuer"
+	type row struct {
 		root, signs *kit.CA
+		goVersion   string
 		want        string
-	}{{root, root, "ok .* trusts issuer"}}
+	}
+	const old = "go1.26.8 X:boringcrypto"
+	ecdsa := kit.IssueCA(t, "root", kit.NewKey(t), nil, time.Hour)
+	tests := []row{{ecdsa, ecdsa, old, passed}, {ecdsa, ecdsa, "", passed}}
 	if fips140.Version() != "v1.0.0" {
-		root := kit.IssueCA(t, "root", kit.Must(cryptomldsa.GenerateKey(cryptomldsa.MLDSA44()))(t), nil, time.Hour)
-		between := kit.IssueCA(t, "between", kit.NewKey(t), root, time.Hour)
-		tests = append(tests, tests[0], tests[0], tests[0])
-		tests[1].root, tests[1].signs, tests[1].want = root, root, failed
-		tests[2].root, tests[2].signs, tests[2].want = root, between, failed
-		tests[3].root, tests[3].signs = between, between
+		mldsa := kit.IssueCA(t, "root", kit.Must(cryptomldsa.GenerateKey(cryptomldsa.MLDSA44()))(t), nil, time.Hour)
+		between := kit.IssueCA(t, "between", kit.NewKey(t), mldsa, time.Hour)
+		tests = append(tests, row{mldsa, mldsa, old, failed}, row{mldsa, between, old, failed}, row{between, between, old, passed},
+			row{mldsa, mldsa, "go1.27.3", passed}, row{mldsa, mldsa, "", "unknown .* needs: .* get /version"})
 	}
 	for i, test := range tests {
 		obj := requestOf(t, "r", decidedAs(certificatesv1.CertificateApproved))
@@ -609,7 +611,10 @@ func TestCheckOfMLDSA(t *testing.T) {
 		file.Data = map[string]string{"client-ca-file": string(test.root.PEM())}
 		c, api := clusterOf(t, []runtime.Object{obj, file})
 		c.clock = clocktesting.NewFakeClock(time.Now()) // the certificates are valid from now on
-		api.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GoVersion: "go1.26.8 X:boringcrypto"}
+		api.Discovery().(*fakediscovery.FakeDiscovery).FakedServerVersion = &version.Info{GoVersion: test.goVersion}
+		if test.goVersion == "" {
+			forbid(api, "get", "version")
+		}
 		if out, _, _ := execute(t, c, "", "check", "-v"); !regexp.MustCompile(`(?m)^ca-trusted +` + test.want).MatchString(out) {
 			t.Errorf("%d: not %s:\n%s", i, test.want, out)
 		}

@@ -171,7 +171,8 @@ func (c *cluster) issued(ctx context.Context, cmd *cobra.Command, payload []byte
 	name, problem := obj.Name, error(nil)
 	err = wait.PollUntilContextCancel(ctx, time.Second, true, func(ctx context.Context) (bool, error) {
 		if obj, problem = api.Get(ctx, name, metav1.GetOptions{}); problem != nil {
-			return apierrors.IsNotFound(problem), nil // without an answer it is asked again: the key would be lost
+			refused := apierrors.IsNotFound(problem) || apierrors.IsForbidden(problem) || apierrors.IsUnauthorized(problem)
+			return refused, nil // without an answer it is asked again: the key would be lost
 		}
 		if state := csr.StateOf(obj); state == csr.Denied || state == csr.Failed {
 			return false, fmt.Errorf("the request is %s: %s", strings.ToLower(string(state)), commandFor("kubectl csr explain", obj.Name))

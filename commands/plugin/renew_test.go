@@ -30,6 +30,9 @@ func TestRenewWaits(t *testing.T) {
 		"deleted": {func(*request) error {
 			return apierrors.NewNotFound(certificatesv1.Resource("certificatesigningrequests"), "r")
 		}, "not found"},
+		"may not read": {func(*request) error {
+			return apierrors.NewForbidden(certificatesv1.Resource("certificatesigningrequests"), "r", nil)
+		}, "forbidden"},
 		"off": {func(*request) error { return errors.New("it is off") }, "it is off"},
 	} {
 		synctest.Test(t, func(t *testing.T) {

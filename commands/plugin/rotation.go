@@ -364,7 +364,7 @@ func (r *rotation) poll(ctx context.Context) (bool, error) {
 	switch {
 	case errors.Is(err, errNone), err == nil && objs[0].UID != r.before.UID:
 		return false, fmt.Errorf("SigningAuthority %s was deleted", r.before.Name)
-	case ctx.Err() != nil && r.printed != "": // the end of the time says nothing of the API server
+	case err != nil && ctx.Err() != nil && r.printed != "": // the end of the time says nothing of the API server
 		return false, nil
 	case err != nil:
 		return false, r.progress(fmt.Sprintf("the API server does not answer: %v", err))

@@ -164,8 +164,10 @@ func (r *Reconciler) enqueue(obj *certificatesv1.CertificateSigningRequest, queu
 	}
 	req, err := r.RequestLimits.Parse(obj)
 	if err != nil {
-		req = &csr.Request{}                            // reconcile reports it, or reads what the cache does not hold
-		req.Cert.Subject.CommonName = obj.Spec.Username // as that of a kubelet, which waits for its Node
+		// It is wrong, which reconcile reports, or too large for the cache. A kubelet's user has the name of its Node, which wakes it.
+		// The names and addresses that it asks for do not.
+		req = &csr.Request{}
+		req.Cert.Subject.CommonName = obj.Spec.Username
 	}
 	key := fairqueue.KeyOf(obj, req.NodeName())
 	r.waiting.Put(key, marksOf(of, req)...)

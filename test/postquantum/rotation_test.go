@@ -41,7 +41,7 @@ const (
 	perSecond = 2
 	// lifetime is that of the certificates.
 	lifetime = ca.ShortestLifetime + time.Second
-	// expired is after how long no certificate is outstanding: the ledger stores an end a minute ahead. It must be less than the five
+	// expired is the time after which no certificate is outstanding: the ledger stores an end a minute ahead. It must be less than the five
 	// minutes by which certificates are backdated.
 	expired = lifetime + time.Minute + time.Second
 	// authorityName is the name of the SigningAuthority.
