@@ -7,6 +7,7 @@ import (
 	"crypto/x509"
 	"encoding/json"
 	"encoding/pem"
+	"errors"
 	"fmt"
 	"maps"
 	"net/http"
@@ -101,6 +102,18 @@ func NewManager(t testing.TB, cfg *rest.Config, options manager.Options) manager
 	options.Controller.SkipNameValidation = &unnamed
 	options.Metrics, options.HealthProbeBindAddress = metricsserver.Options{BindAddress: "0"}, "0"
 	return Must(manager.New(cfg, options))(t)
+}
+
+// Run runs mgr until the test ends.
+func Run(t testing.TB, mgr manager.Manager) {
+	t.Helper()
+	ended := make(chan error, 1)
+	go func() { ended <- mgr.Start(t.Context()) }()
+	t.Cleanup(func() {
+		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
+			t.Error(err)
+		}
+	})
 }
 
 // FreeAddress returns a loopback address that no program uses.

@@ -212,13 +212,7 @@ func (f *fleet) runManager(t *testing.T) {
 		Rotation: &rotation.Reconciler{Clock: &f.ahead},
 	}
 	kit.NoError(t, options.SetupWithManager(mgr))
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	})
+	kit.Run(t, mgr)
 }
 
 // followTrust copies the trust bundle to the API server's client CA file, until the test ends.

@@ -8,7 +8,6 @@ import (
 	"crypto/x509"
 	"crypto/x509/pkix"
 	"encoding/pem"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -140,13 +139,7 @@ func (r *rotating) run(t *testing.T, options controllers.Options) {
 	t.Helper()
 	mgr := kit.NewManager(t, kit.ManagerConfigOn(t, r.Config, r.admin, true), manager.Options{Scheme: r.admin.Scheme()})
 	kit.NoError(t, options.SetupWithManager(mgr))
-	ended := make(chan error, 1)
-	go func() { ended <- mgr.Start(t.Context()) }()
-	t.Cleanup(func() {
-		if err := <-ended; err != nil && !errors.Is(err, context.Canceled) {
-			t.Error(err)
-		}
-	})
+	kit.Run(t, mgr)
 }
 
 // signing returns the options of a manager that rotates, and signs for users with the guarded CA of a Secret. It grants the
