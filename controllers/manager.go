@@ -62,8 +62,8 @@ type Options struct {
 
 // CacheOptions returns the options for the cache of the manager. The cache holds little of a request that is finished, that
 // has a signer without a controller in o, or that is above the limits. In a dry run it holds finished requests whole, because
-// the controllers judge them too. The controllers also work with another cache, which needs more
-// memory. If it trims with csr.Trim and o.Rotation is set, csr.Trim.Authorities must be o.Rotation.Authorities.
+// the controllers judge them too. The controllers also work with another cache, which needs more memory. If it trims with csr.Trim
+// and o.Rotation is set, csr.Trim.Authorities must be o.Rotation.Authorities.
 func (o Options) CacheOptions() cache.Options {
 	signers := o.signerNames()
 	trim := csr.Trim{Ours: func(signerName string) bool { return signers[signerName] }}

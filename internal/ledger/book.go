@@ -172,8 +172,8 @@ func (b *Book) setSealed(ctx context.Context, keyID string, sealed bool) error {
 	})
 }
 
-// If an account has maxSigners names, Raise adds no other custom one: its end counts for otherSigners. Without a bound, whoever may sign
-// for any name fills the object, and so stops each rotation.
+// Raise adds no custom signer to an account that has maxSigners names: the end is stored as that of otherSigners. Without this bound, a
+// user who may sign for any name could fill the object, and no rotation could go on.
 const (
 	maxSigners   = 20
 	otherSigners = "other signers"

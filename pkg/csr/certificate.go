@@ -74,11 +74,11 @@ func firstCertificate(data []byte) (leaf *x509.Certificate, err error) {
 	return certs[0], nil
 }
 
-// SignedBy returns the key of the one of authorities that has signed the certificate (ca.KeyID), or "". The name of the issuer does not
-// matter: two generations of a CA may share it. The identifier of the issuer's key does not matter either: whoever may store a
-// certificate can write any identifier into it. A certificate for a key of authorities was not issued to a client: it is public and
-// lasts for years, so anyone who may store a certificate could store it. A trimmed object knows only the CAs that Trim.Authorities
-// returned when it was trimmed.
+// SignedBy returns the key of the one of authorities that has signed the certificate (ca.KeyID), or "". The signature decides. The
+// issuer's name does not: two generations of a CA may share it. The issuer's key identifier does not: a user who may store a
+// certificate can write any identifier into it. A certificate for a key of authorities does not count, because no client holds that
+// key, and such a certificate is public and lasts for years. A trimmed object knows only the CAs that Trim.Authorities returned when it
+// was trimmed.
 func (c CertificateRecord) SignedBy(authorities []*x509.Certificate) (keyID string) {
 	for _, authority := range authorities {
 		own := ca.KeyID(authority.RawSubjectPublicKeyInfo)
